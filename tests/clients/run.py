@@ -5,55 +5,25 @@ loops run on a model that obeys its user (`obeying_server.py`); what a grammar e
 are compared with those of the client's vendor (`faults.py`). A check writes its results into a file, from which the
 table docs/reference/clients.md is made (`table.py`): `--update` writes it, a run of all clients without it compares it.
 
-The clients are installed from PyPI and npm into a folder of their own, in the versions of `requirements.txt` and
-`package.json`. A client that could not be installed is listed so. The exit code is 1 after a wrong answer, if the table
-is another one, or if no client was installed.
+The clients are installed into a folder of their own (`install.py`). A client that could not be installed is listed so.
+The exit code is 1 after a wrong answer, if the table is another one, or if none of the clients could be installed.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from faults import faults
+from install import NAMES, VENVS, install_node, install_python
 from servers import WAYS, addresses
 from table import DOCUMENT, Entry, render
 
 HERE = Path(__file__).parent
-PYTHON = {
-    "openai": "openai",
-    "anthropic": "anthropic",
-    "litellm": "litellm",
-    "langchain_openai": "langchain-openai",
-    "langchain_anthropic": "langchain-anthropic",
-    "llama_index": "llama-index-llms-openai-like",
-    "instructor": "instructor",
-    "cohere": "cohere",
-    "openai_agents": "openai-agents",
-    "pydantic_ai": "pydantic-ai-slim",
-    "lm_eval": "lm_eval",
-}
-NODE = {
-    "openai": "openai",
-    "anthropic": "@anthropic-ai/sdk",
-    "eventsource": "eventsource",
-    "vercel_ai": "ai",
-    "codex": "@openai/codex",
-    "claude_code": "@anthropic-ai/claude-code",
-}
-LLAMA_INDEX = ("llama_index",)
-#: Virtual environments: the checks that run there, and the arguments of each `pip install`. llama-index needs older
-#: versions of the packages openai and cohere.
-VENVS = {
-    "venv": (PYTHON.keys() - LLAMA_INDEX, (("-r", "requirements.txt"), ("--no-deps", "-r", "no-deps.txt"))),
-    "venv-llama-index": (LLAMA_INDEX, (("-r", "llama-index.txt"),)),
-}
-NAMES = (*(f"python/{name}" for name in PYTHON), *(f"node/{name}" for name in NODE))
 CLIENT_LIMIT_S = 900
 REMEDY = f"{DOCUMENT.name} differs from what the clients do; if that is intended: make test-clients ARGS=--update"
 
@@ -78,9 +48,13 @@ def main() -> int:
     folder = args.folder.resolve()
     versions = install_python(folder) | install_node(folder / "node")
     names = args.clients or [*NAMES]
+    absent = [name for name in names if name not in versions]
+    if args.update and absent:
+        print(f"{DOCUMENT.name} can't be written, as these clients are not installed: {', '.join(absent)}")
+        return 1
     results, failed = asyncio.run(run_checks(names, versions, folder))
-    if args.clients or not all(name in versions for name in NAMES):
-        return int(failed or not versions)
+    if args.clients or absent:
+        return int(failed or absent == names)
     rows = {entry.row: versions[name] for name, entries in results["server"].items() for entry in entries}
     document = render({way: [e for name in NAMES for e in results[way][name]] for way in WAYS}, rows)
     if args.update:
@@ -89,37 +63,6 @@ def main() -> int:
         print(REMEDY)
         return 1
     return int(failed)
-
-
-def install_python(folder: Path) -> dict[str, str]:
-    """Install the Python clients; return the version of each check's client that is installed."""
-    versions = {}
-    for venv, (names, installs) in VENVS.items():
-        python = folder / venv / "bin" / "python"
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", folder / venv], check=True)
-        pip = [python, "-m", "pip", "--disable-pip-version-check"]
-        for flags in installs:
-            if subprocess.run([*pip, "install", "--quiet", *flags], check=False, cwd=HERE / "python").returncode:
-                print(f"pip could not install {' '.join(flags)}; its clients are left out", file=sys.stderr)
-        listing = subprocess.run([*pip, "list", "--format", "json"], check=True, capture_output=True).stdout
-        installed = {entry["name"]: entry["version"] for entry in json.loads(listing)}
-        versions |= {f"python/{name}": installed[PYTHON[name]] for name in names if PYTHON[name] in installed}
-    return versions
-
-
-def install_node(folder: Path) -> dict[str, str]:
-    """Install the Node clients, and copy the checks beside them, where Node finds the packages."""
-    shutil.copytree(HERE / "node", folder, dirs_exist_ok=True)
-    if (
-        shutil.which("npm") is None
-        or subprocess.run(["npm", "install", "--silent", "--prefix", folder], check=False).returncode
-    ):
-        print("npm is missing or could not install package.json; the clients of Node are left out", file=sys.stderr)
-    manifests = {name: folder / "node_modules" / package / "package.json" for name, package in NODE.items()}
-    return {
-        f"node/{name}": json.loads(path.read_text())["version"] for name, path in manifests.items() if path.exists()
-    }
 
 
 async def run_checks(

@@ -1,8 +1,11 @@
 """docs/reference/clients.md has the versions of clients that `make test-clients` installs, and no failed cell."""
 
+import importlib
 import json
 import re
+from pathlib import Path
 
+import pytest
 from octavo_testing.conformance import FAIL, ROOT
 
 CLIENTS = ROOT / "tests" / "clients"
@@ -25,3 +28,16 @@ def test_versions_are_those_that_are_installed():
 
 def test_no_cell_has_failed():
     assert FAIL not in documented()
+
+
+def test_clients_of_node_count_as_absent_without_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An earlier run may have installed them."""
+    monkeypatch.syspath_prepend(CLIENTS)
+    install_node = importlib.import_module("install").install_node
+    (tmp_path / "node_modules/openai").mkdir(parents=True)
+    (tmp_path / "node_modules/openai/package.json").write_text('{"version": "7.57.0"}')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert install_node(tmp_path) == {}
+    assert "node and npm not found" in capsys.readouterr().err
