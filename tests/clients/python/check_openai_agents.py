@@ -3,7 +3,15 @@
 import asyncio
 
 import openai
-from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from asked import (
     ASK_FOR_CITY,
     ASK_FOR_SUMMARY,
@@ -45,7 +53,8 @@ async def main() -> None:
             typed = Agent(name="weather", model=model, tools=[get_weather], output_type=City)
             expect("typed answer", (await Runner.run(typed, ASK_FOR_CITY)).final_output, WARM_PARIS)
             small = kind(model=REAL_MODEL, openai_client=real)
-            typed = Agent(name="city", model=small, tools=[get_weather], output_type=City)
+            settings = ModelSettings(max_tokens=200)
+            typed = Agent(name="city", model=small, tools=[get_weather], output_type=City, model_settings=settings)
             result = await Runner.run(typed, "Name a city.", max_turns=2)
             expect("typed answer of SmolLM2", type(result.final_output), City)
 
