@@ -38,16 +38,25 @@ class Killable:
                 self._command, stdout=output, stderr=output, env={**os.environ, "PYTHONPATH": paths}
             )
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """Send SIGKILL and wait for the process to end."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
+    def wait(self) -> int:
+        """Wait for the process to end by itself, and return its exit status."""
+        assert self._process is not None
+        return self._process.wait(START_TIMEOUT_S)
+
     def cpu_s(self) -> float:
         """Return the CPU seconds of the process since its start."""
-        assert self._process is not None
-        times = psutil.Process(self._process.pid).cpu_times()
+        times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
     def stop(self) -> None:

@@ -33,6 +33,7 @@ SMALLEST = {
     "router_fleet.py": "--replicas 2 --rate 2 --seconds 0.5 --repetitions 1",
     "router_faults.py": "--entries 1000 --replicas 1 --repetitions 1",
     "router_kill.py": "--streams 3 --rate 2 --repetitions 1",
+    "soak.py": "--minutes 0.4 --kill-every 0.6 --sample-every 1",
     "router_simulator.py": "--workload hot --policy octavo --load 0.3 --replicas 2 --requests 10 --quiet",
     "router_scale_down.py": "--load even --seeds 1 --replicas 2 --quiet",
     "fair_tenants.py": "--seconds 1 --rows n=256",
