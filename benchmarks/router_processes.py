@@ -32,10 +32,15 @@ class Killable:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Start the process in a session of its own: Ctrl-C reaches only the script, which stops it."""
         paths = os.pathsep.join([str(ENGINES), os.environ.get("PYTHONPATH", "")])
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdout=output, stderr=output, env={**os.environ, "PYTHONPATH": paths}
+                self._command,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,
             )
 
     @property

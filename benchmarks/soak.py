@@ -1,8 +1,8 @@
 """An hour of mixed traffic while each process of two engines and a router is killed once every ten minutes.
 
 Two tenants send chats, completions, images, requests for adapters, grammars, forced tool calls, invalid requests, and
-requests that their clients leave. `greedy` sends far more than its limits allow; it pauses for the first 15 % of every
-ten minutes, in which no process is killed either, so that `polite` has a rate of its own to compare with.
+requests that their clients leave. `greedy` sends far more than its limits allow; it pauses for the first of every four
+minutes, so that `polite` has a rate of its own to compare with.
 
 kill -9 ends the server, the engine core and the image process of one engine for each of two models, and one router;
 the script starts again what ends. A second engine of each model and a second router are never killed: their memory,
@@ -33,7 +33,7 @@ from table import number, print_table, save_json
 
 #: In this order, at equal distances within `KILLING` of every ten minutes.
 KILLED = ("text-1 server", "sight-1 core", "router-1 server", "text-1 core", "sight-1 media", "sight-1 server")
-KILLING = (0.2, 0.95)
+KILLING = (0.05, 0.95)
 #: Clients of a tenant, and the mean pause of each one after a request.
 POLITE, GREEDY = (3, 0.2), (10, 0.4)
 #: Gauges that are 0 when a server has no request.

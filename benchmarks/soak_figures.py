@@ -9,7 +9,8 @@ from soak_processes import Kill, Sample
 from soak_traffic import Request
 from table import number
 
-ALONE = 0.15  # part of the time between two kills of a process in which one tenant is alone
+#: The polite tenant is alone for a quarter of every four minutes of ten: kills come at other times in each turn.
+TURN, ALONE = 0.4, 0.25
 GROWTH, RATE = 0.03, 0.5
 DETECTION_S = 10.0  # time after a kill in which its requests may still end
 ORDINARY = frozenset({"finished", "cancelled", "rejected", "limited"})
@@ -33,7 +34,8 @@ class Run:
 
     def is_alone(self, at_s: float) -> bool:
         """Return whether the polite tenant is alone at a time."""
-        return (at_s - self.began_s) % self.kill_every_s < ALONE * self.kill_every_s
+        turn_s = TURN * self.kill_every_s
+        return (at_s - self.began_s) % turn_s < ALONE * turn_s
 
     def cause(self, request: Request) -> Kill | None:
         """Return the kill that explains an end, or None."""

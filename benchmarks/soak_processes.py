@@ -26,7 +26,7 @@ SECRET = "soak"
 KEYS = {"polite": "sk-polite", "greedy": "sk-greedy"}
 LIMITS = {"requestsPerMinute": 180, "tokensPerMinute": 60_000, "concurrentRequests": 6, "maxTokens": 64}
 LOOK_S = 0.1
-LIMIT_S = 600.0
+LIMIT_S = 1800.0
 #: Caches are small, so that they are full long before the first figures that count.
 SERVE_FLAGS = ("--num-threads", "1", "--dtype", "float32", "--num-gpu-blocks-override", "1024", "--disable-log-stats")
 SIGHT_FLAGS = ("--served-model-name", SIGHT, "--mm-processor-cache-gb", "0.002")
