@@ -30,7 +30,7 @@ from octavo_engine.layers.layer import WeightSlot
 
 #: Operations that merge the projections of experts: dimension by class.
 _MERGES = ({MergeModulelist: 0, Concatenate: 1}, {MergeModulelist: 0})
-#: The value of integers that nobody has set.
+#: The value of integers without one from a checkpoint or a family.
 _UNSET = -(1 << 31)
 
 
