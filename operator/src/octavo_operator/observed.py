@@ -69,7 +69,8 @@ class Pod:
 
     @property
     def parts(self) -> tuple["Pod", ...]:
-        """The pods of its replica that stay, itself first, also those that a lost node keeps from being replaced."""
+        """The pods of its replica that stay, itself first. They include pods of a lost node, which are not replaced
+        yet."""
         return (self, *(each for each in self.workers if not each.is_terminating or each.trouble == "NodeLost"))
 
     @property

@@ -2,8 +2,8 @@
 
 The rows of an image take the place of the embeddings of its tokens, so a chunk may have tokens of an image only if the
 runner has its rows. A chunk ends before an image that must wait for room or time. The rows that were not used for the
-longest time are dropped first, but none that a running sequence needs for its next tokens. An image that waits is not
-overtaken in its step, and what it waits for is held by sequences that advance, so none waits forever.
+longest time are dropped first, but none that a running sequence needs for its next tokens. No image overtakes one that
+waits in the same step, and the sequences that hold the room advance, so no image waits forever.
 
 The first image of a step is always encoded; others take their time from the prompts of a step that is limited by time.
 """
@@ -19,11 +19,11 @@ from octavo_engine.wire.records import ImageSpan
 
 
 class EncoderCache:
-    """The images whose rows the runner has once every issued plan has run, the least recently used one first.
+    """The images whose rows the runner will have when all issued plans have run, the least recently used one first.
 
     A digest names the rows of an image; requests with different salts have different digests of one image.
 
-    `size` and `num_tokens` are in tokens, of which some images have a few more than rows.
+    `size` and `num_tokens` are in tokens; some images have a few more tokens than rows.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -125,7 +125,8 @@ class EncoderCache:
     def _needed_next(self, running: list[Sequence]) -> set[bytes]:
         """Return the images of each sequence from its next token up to the first image without rows.
 
-        Those after it are not kept: a sequence must not hold the room that it waits for. Without chunks none is kept.
+        Later images are not kept: a sequence must not hold the room that it waits for. Without chunked prefill no image
+        is kept.
         """
         found = set[bytes]()
         for seq in running if self._is_chunked else ():

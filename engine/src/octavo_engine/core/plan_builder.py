@@ -1,7 +1,7 @@
 """`PlanBuilder`: adds the tokens of sequences to the plan of a step, in the order in which `Planner` chooses them.
 
-With the first tokens of a sequence the plan announces it, with later ones it has only its new blocks. After the last
-token of a prompt with several outputs, a sequence is forked for each further one.
+A sequence is announced in the plan of its first tokens; later plans have only its new blocks. After the last token of a
+prompt with several outputs, a sequence is forked for each further output.
 """
 
 from octavo_engine.core.prompt_shares import PromptShares
@@ -40,8 +40,8 @@ class PlanBuilder:
     def schedule(self, seq: Sequence, want: int, shares: PromptShares | None, *, is_limited: bool) -> int:
         """Add up to `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number.
 
-        It is below `want` for prompt log-probabilities that take too long, and before an image that must wait, also 0.
-        `shares`, `is_limited`: see `EncoderCache.encode`.
+        Fewer tokens are added if their prompt log-probabilities take too long, and fewer, or none, before an image that
+        must wait. `shares`, `is_limited`: see `EncoderCache.encode`.
         """
         if seq.prompt_logprobs is not None and self.is_fair and self._costs.logprob_row_s:
             want = min(want, max(1, int(self._logprobs_left_s / self._costs.logprob_row_s)))

@@ -7,8 +7,9 @@ runs the head always fits, because `Scheduler.add` rejects larger requests. Sequ
 many are overtaken by those without an adapter.
 
 While tenants compete, each has its own queue, and the head of the least served one is first; a head that must wait
-delays only tenants that are a whole step ahead of it. Heads of tenants that have no place, or that got less than
-another, are admitted before the running sequences are scheduled, and take back places and blocks for it.
+delays only tenants that are a whole step ahead of it. If a tenant has no place, or got less than another one, the head
+of its queue is admitted before the running sequences are scheduled; running sequences of other tenants are preempted
+for it.
 
 With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
 step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
@@ -267,8 +268,8 @@ class Planner:
     def _heads(self) -> Iterator[Sequence]:
         """Yield the first waiting sequence of each tenant in order of service, and the next one if that is admitted.
 
-        Those whose adapter must wait are overtaken. After one that finds no blocks, the iteration ends at a worse
-        priority and at a tenant that is a step ahead.
+        A sequence whose adapter must wait is overtaken. After a sequence that finds no blocks, the iteration ends at
+        the first sequence with a worse priority or of a tenant that is a step ahead.
         """
         heads = [tenant.head for tenant in self._state.tenants.active.values() if tenant.waiting]
         heapify(heads)
@@ -295,7 +296,8 @@ class Planner:
                 heappush(heads, tenant.head)
 
     def _admit_less_served(self, budget: int) -> None:
-        """Admit heads of tenants without a place, or less served than another, and take back what they lack."""
+        """Admit the heads of tenants that have no place, or got less than another one; preempt sequences of others for
+        them."""
         state, tenants = self._state, self._state.tenants
         tenants.measure(state.running)
         state.order_running()

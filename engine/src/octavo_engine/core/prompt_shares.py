@@ -19,7 +19,8 @@ MIN_SHARE_ALONE = 15.0
 
 
 class PromptShares:
-    """The shares of one step. `max_step_s`: the limit on the step. `decodes`: the work beside prompts.
+    """The shares of one step. `max_step_s`: time limit of the step. `decodes`: entries of the plan that are not
+    prompts.
 
     The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`. Calls of `take`
     come at any time.
@@ -53,7 +54,7 @@ class PromptShares:
         self._left_s -= self._costs.chunk_s(start, num_tokens)
 
     def take(self, seconds: float) -> bool:
-        """Take time for other work than prompts from what is left of the step; return False if less is left."""
+        """Take time for work other than prompts from the rest of the step; return False if less time is left."""
         if seconds > self._left_s:
             return False
         self._left_s -= seconds

@@ -116,12 +116,13 @@ class Scheduler:
 
     @property
     def unprepared(self) -> list[tuple[EngineRequest, int]]:
-        """Requests that the latest `add` or `step` has deferred: images that end after this token must be prepared."""
+        """Requests that the latest `add` or `step` has deferred, each with a token: its images that end after this
+        token must be prepared."""
         return [(group.request, group.images_from) for group in self._state.unprepared]
 
     @property
     def encoded(self) -> list[str]:
-        """Requests that need their images no longer once the latest plan runs, unless `unprepared` has them again."""
+        """Requests whose images are not needed after the latest plan has run, unless `unprepared` lists them again."""
         return self._state.encoded
 
     def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:

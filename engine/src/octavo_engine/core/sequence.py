@@ -1,11 +1,11 @@
 """`Sequence`: one stream of tokens; `SequenceGroup`: the sequences of one request.
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
-reached once per index. One that waits for a grammar, images or an adapter starts as deferred -prepared-> waiting. A
-waiting or preempted one is deferred again if images of it are needed that are not prepared.
-`computed` counts the tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be
-computed. The last `pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`,
-the next decode step of such a sequence may be planned; otherwise the sequence waits for its newest token.
+reached once per index. A sequence that waits for a grammar, images or an adapter starts as deferred -prepared->
+waiting. A waiting or preempted sequence is deferred again if it needs images that are not prepared. `computed` counts
+the tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be computed. The last
+`pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`, the next decode
+step of such a sequence may be planned; otherwise the sequence waits for its newest token.
 
 The unobvious part: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
 once. At the step that computes the last prompt token it keeps the first index and forks the others.
@@ -30,8 +30,8 @@ class SequenceGroup:
     """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork.
 
     `num_cached`: prompt tokens found in the cache when the first of them ran; -1: none has run. `tenant` is set when a
-    sequence enters the queue. `images_from`: images that end after this token are prepared, or will be when the
-    sequences are no longer deferred.
+    sequence enters the queue. `images_from`: images that end after this token are prepared, or are being prepared while
+    the sequences are deferred.
     """
 
     request: EngineRequest
@@ -109,7 +109,8 @@ class Sequence:
         return len(self.token_ids) + self.pending
 
     def num_own_blocks(self, block_size: int) -> int:
-        """Return the number of blocks without those that it found in the cache or that a sibling has computed."""
+        """Return the number of blocks that this sequence has computed itself: not found in the cache, and not shared
+        with a sibling."""
         shared = self.num_prompt if self.key[-1] else max(self.num_cached, 0)
         return max(len(self.table) - shared // block_size, 0)
 

@@ -93,7 +93,8 @@ class SchedulerState:
         self.tenants.usage[seq.group.request.tenant].generation_tokens += num_tokens
 
     def order_running(self) -> None:
-        """While tenants compete, put those that hold more last; each tenant's first sequence precedes all others."""
+        """While tenants compete, move the sequences of tenants that hold more to the end; each tenant's first one
+        precedes all others."""
         if self.tenants.compete:
             held = {tenant: self.tenants.part(tenant) / tenant.weight for tenant in self.tenants.active.values()}
             self.running.sort(
@@ -124,7 +125,8 @@ class SchedulerState:
         self.num_waiting_tokens -= len(seq.token_ids) - 1
 
     def cut(self, seq: Sequence, num: int) -> None:
-        """Leave `num` outputs, unless that is none, to a waiting sequence that stands for more; the others wait."""
+        """Cut a waiting sequence with more than `num` outputs to `num`, unless `num` is 0; a new sequence waits for the
+        others."""
         if 0 < num < len(seq.indices):
             rest = forked_sequence(seq, seq_id=self.new_seq_id(), index=seq.indices[num], computed=0)
             rest.indices, seq.indices = seq.indices[num:], seq.indices[:num]

@@ -118,14 +118,15 @@ class Tenants:
         return max(int(self._share(tenant) * self._config.max_num_seqs), 1) - tenant.num_places
 
     def part(self, tenant: Tenant, *, places: int = 0, blocks: int = 0) -> float:
-        """Return the larger of the tenant's parts of all places and all blocks, with some more of them."""
+        """Return the larger of the tenant's shares of all places and of all blocks, if it had some more of them."""
         config = self._config
         return max((tenant.num_places + places) / config.max_num_seqs, (tenant.num_blocks + blocks) / config.num_blocks)
 
     def givers(self, head: "Sequence") -> set[Tenant]:
         """Return the tenants from which a waiting sequence may take: all if its tenant has no place.
 
-        Else its tenant gets no more than its share, from tenants that are a step ahead and hold more for their weight.
+        Otherwise the tenant takes no more than its share, from tenants that are a step ahead and hold more for their
+        weight.
         """
         taker, config = head.group.tenant, self._config
         if taker.first is None:

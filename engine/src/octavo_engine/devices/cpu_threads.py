@@ -48,7 +48,7 @@ def plan_threads(
 ) -> ThreadPlan:
     """Plan the compute threads. `wanted`: --num-threads. Raises StartupError for an impossible binding to CPUs.
 
-    `rank`: takes its part of the CPUs that a variable binds; the parts of all `num_ranks` are checked.
+    `rank`: the rank whose CPUs are planned, if a variable binds CPUs; the parts of all `num_ranks` ranks are checked.
     """
     name, value = bind_setting(env)
     if value not in ("auto", "nobind", "all"):
@@ -125,7 +125,7 @@ def node_of_rank(
 ) -> frozenset[int] | None:
     """Return the CPUs of the node of a rank, within the affinity.
 
-    None unless there are nodes for all ranks, with a physical core for each thread, whose memory the process may use.
+    None unless each rank can have a node whose memory the process may use, with a physical core for each thread.
     """
     nodes = [cpus for _, cpus in sorted(_nodes(affinity, root).items())]
     large = [cpus for cpus in nodes if len(physical_cores(set(cpus), root)) >= num_threads]
@@ -133,7 +133,7 @@ def node_of_rank(
 
 
 def _nodes(cpus: Set[int], root: Path) -> dict[int, frozenset[int]]:
-    """Return those of the CPUs that belong to each node whose memory the process may use."""
+    """Return, for each node whose memory the process may use, which of the CPUs belong to it."""
     allowed = _allowed_nodes(root)
     nodes = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):

@@ -174,10 +174,10 @@ def is_writable(folder: Path) -> bool:
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Return the memory of the largest step and of graphs, of which no two run at a time.
 
-    It has, for each of `max_num_batched_tokens` tokens and again for each token of the largest graph, inputs and
-    outputs of one layer's linears and four hidden states; the hidden rows of all graphs, and their inputs in place;
-    attention's partial results; block tables of two further steps; three times the fp32 logits of `max_num_seqs` rows,
-    or of as many as are computed at a time; counts of penalised tokens; and a fixed part.
+    It is the sum of: for each of `max_num_batched_tokens` tokens, and again for each token of the largest graph, the
+    inputs and outputs of one layer's linears and four hidden states; the hidden rows and inputs of all graphs; partial
+    results of attention; block tables of two further steps; three copies of the fp32 logits of `max_num_seqs` rows, or
+    of the rows that are computed at a time; counts of penalised tokens; and a fixed part.
     """
     from octavo_engine.ops.triton.decode_attention import most_parts  # needs Triton, which CPU installations lack
 

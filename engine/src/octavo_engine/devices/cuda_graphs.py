@@ -1,9 +1,9 @@
 """`GraphedSteps`: steps of a GPU as CUDA graphs, which repeat all launches of a forward pass by one call.
 
-There is a graph for each of some numbers of sequences with one token each, and of tokens of any mix of prompts, drafts
-and decodes. A step is copied to tensors that stay in place, and filled up with tokens of sequences that have no keys
-and write none. All graphs are captured before an engine is ready, the largest first, so that the others fit into its
-memory.
+Some graphs compute a fixed number of sequences with one token each, others a fixed number of tokens in any mix of
+prompts, drafts and decodes. A step is copied to tensors with fixed addresses, and padded with tokens of sequences that
+have no keys and write none. All graphs are captured before an engine is ready, the largest first, so that the others
+fit into its memory.
 """
 
 import logging
@@ -37,9 +37,10 @@ _EMPTY = StepArrays(
 
 
 class Bucket(NamedTuple):
-    """The largest step of a graph. `max_query_len`: tokens of one sequence. `least_tokens`: of the smallest step.
+    """The largest step of a graph. `max_query_len`: tokens of one sequence. `least_tokens`: tokens of the smallest
+    step.
 
-    `num_seqs`: with those of padding, of which there is one at least if a sequence may have several tokens.
+    `num_seqs`: the number of sequences, including padding, which is at least one if a sequence may have several tokens.
     """
 
     num_tokens: int
@@ -61,7 +62,7 @@ class Bucket(NamedTuple):
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Return numbers of rows: powers of two to 16, then multiples of 16 or 32, and `max_num_seqs` if it is the last."""
+    """Return numbers of rows: powers of two up to 16, multiples of 16 or 32, and at the end `max_num_seqs`."""
     most = min(max_num_seqs, MAX_GRAPH_ROWS)
     return [size for size in (1, 2, 4, 8, *range(16, 512, 16), *range(512, most, 32)) if size < most] + [most]
 
@@ -71,7 +72,7 @@ def decode_buckets(sizes: Sequence[int]) -> list[Bucket]:
 
 
 def prompt_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-    """Return the sizes of graphs of any steps, the largest of `max_num_batched_tokens` if that is not above 2048."""
+    """Return the sizes of graphs for steps of any mix, up to `max_num_batched_tokens` tokens, but at most 2048."""
     most = min(max_num_batched_tokens, _PROMPT_TOKENS[-1])
     sizes = [*(size for size in _PROMPT_TOKENS if size < most), most]
     return [
@@ -80,7 +81,8 @@ def prompt_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucke
 
 
 def step_buckets(sizes: Sequence[int], max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-    """Return the sizes of all graphs, which the memory plan counts. `sizes`: of decodes; empty: `capture_sizes`."""
+    """Return the sizes of all graphs, which the memory plan counts. `sizes`: numbers of decodes; empty:
+    `capture_sizes`."""
     decodes = decode_buckets(sizes or capture_sizes(max_num_seqs))
     return [*decodes, *prompt_buckets(max_num_seqs, max_num_batched_tokens)]
 

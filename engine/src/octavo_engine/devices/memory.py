@@ -1,7 +1,8 @@
 """The memory of a machine, or of its container, how it is written, and how much of it stays with a process.
 
-Freed memory: glibc maps and unmaps outputs of megabytes, so each step would write to new pages: 29,000 page faults for
-a prompt of 1024 tokens of SmolLM2, 3 % of its time. Up to `KEPT_BYTES` of free memory stay with the process instead.
+Freed memory: by default, glibc maps and unmaps outputs of megabytes, so that each step writes to new pages: 29,000 page
+faults for a prompt of 1024 tokens of SmolLM2, 3 % of its time. The process keeps up to `KEPT_BYTES` of freed memory
+instead.
 """
 
 import ctypes
@@ -47,7 +48,7 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """The memory of each rank of a host, and the settings of this host for the KV cache, which count for its ranks.
+    """The memory of each rank of a host, and this host's settings of the KV cache, which apply to its ranks.
 
     `name`: of the host; empty if there is only one. `kv_cache_memory_bytes`: by flag or one of `KV_SPACE_VARIABLES`.
     """

@@ -17,7 +17,8 @@ Ints = npt.NDArray[np.int64]
 class StepArrays(NamedTuple):
     """The numbers of a step, on the host.
 
-    `seq_slots`: the slot of each token's sequence, if the newest tokens of some are only on the device; else empty.
+    `seq_slots`: the slot of each token's sequence, if the newest tokens of some sequences are only on the device;
+    otherwise empty.
     """
 
     input_ids: Ints
@@ -55,8 +56,9 @@ Place = Callable[[StepArrays], PlacedStep | None]
 class StepInputs:
     """The inputs of a forward pass, and the rows of each sequence.
 
-    `steps`: the plan's entries that compute tokens, in row order. `first_row`, `num_rows`, `num_drafts` (the last ones
-    of these rows) and `start` (the tokens with KV before them) have an entry for each. `replay`: of `PlacedStep`.
+    `steps`: the plan's entries that compute tokens, in row order. The following have a value for each entry:
+    `first_row`; `num_rows`; `num_drafts`, how many of these rows, at their end, are drafts; `start`, the number of
+    tokens before that have KV. `replay`: see `PlacedStep`.
     """
 
     input_ids: Tensor  # or rows of embeddings
@@ -88,7 +90,7 @@ FillIn = Callable[[Tensor, Tensor], Tensor]
 
 
 class Tower(Protocol):
-    """The part of a model that sees: it encodes images to rows that take the place of embeddings of tokens."""
+    """The vision tower of a model: it encodes images to rows that take the place of embeddings of tokens."""
 
     @property
     def weights_bytes(self) -> int: ...

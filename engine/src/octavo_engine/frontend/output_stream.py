@@ -92,7 +92,8 @@ class SequenceAssembly:
         return len(self.token_ids) >= self._num_read_tokens + num_due
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """Return the output so far, or the part after the last delta, whose log-probabilities are then released."""
+        """Return the output so far, or only the part after the last delta; the log-probabilities of this part are then
+        released."""
         logprobs = self.logprobs
         if delta and logprobs is not None:
             self.logprobs = []

@@ -24,8 +24,8 @@ class BuildContext:
 
     `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
     which linear layers quantise other tensors as they load them; in groups of 32 where its groups do not divide the
-    inputs, or a rank's part of them. `group`: the ranks among which layers are split.
-    `stages`: those that have the other layers.
+    inputs, or a rank's part of them. `group`: the ranks among which layers are split. `stages`: the pipeline stages,
+    which have the other layers.
     """
 
     dtype: torch.dtype
@@ -75,7 +75,8 @@ class BuildContext:
 
 
 def inputs_of_cut(weight_format: WeightFormat, in_features: int) -> int:
-    """Return the number of inputs at multiples of which ranks may cut a weight: anywhere in a group of all inputs."""
+    """Return the number of inputs at whose multiples ranks may cut a weight; a group of all inputs may be cut
+    anywhere."""
     is_one_group = isinstance(weight_format, GroupFormat) and weight_format.group_size == in_features
     return CODE_BLOCK if is_one_group else weight_format.num_values
 

@@ -102,10 +102,10 @@ class PackedMethod:
 
 
 class PartsMethod(PackedMethod):
-    """The part of the methods of quantised weights that lists the checkpoint's tensors, and cuts them for this rank.
+    """Base class of the methods of quantised weights: lists the checkpoint's tensors, and cuts them for this rank.
 
-    `formats`: of the tensors by the names of the spec. A tensor that has no format in the checkpoint is quantised as it
-    arrives. Checkpoints store formats as [out, in] only. A tied weight is loaded by the embedding.
+    `formats`: the formats of the tensors that the spec names. A tensor without a format in the checkpoint is quantised
+    when it is loaded. Checkpoints store formats as [out, in] only. A tied weight is loaded by the embedding.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PartsMethod(PackedMethod):
                 self._load_stored(name, part, tensor, rows)
 
     def _load_stored(self, name: str, part: int, tensor: Any, rows: range) -> None:
-        """Load these rows of a tensor in its format, and of them this rank's inputs, as the outputs of a part."""
+        """Load some rows of a tensor in its format as the outputs of a part; of each row, load this rank's inputs."""
         raise NotImplementedError
 
     def _load_values(self, name: str, part: int, values: Tensor, first_row: int) -> None:
@@ -149,7 +149,7 @@ class PartsMethod(PackedMethod):
         raise NotImplementedError
 
     def _rank_rows(self, parts: range) -> Iterator[tuple[int, range]]:
-        """Yield each part with the rows that this rank holds of the tensor that has these parts."""
+        """Yield each part of a tensor with the rows of it that this rank holds."""
         first = 0
         for part in parts:
             outputs = self.spec.shard.outputs(part, self.spec.outs[part])

@@ -29,7 +29,7 @@ def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | Quantise
 
 
 def part_formats(spec: LinearSpec, build: BuildContext) -> list[WeightFormat] | None:
-    """Return the formats of the parts; None if one has none, and for groups of several formats.
+    """Return the formats of the parts; None if a part has none, or if the parts have groups of several formats.
 
     A wide layer, which is a logits head or a router of experts, is not quantised.
     """
@@ -42,7 +42,7 @@ def part_formats(spec: LinearSpec, build: BuildContext) -> list[WeightFormat] | 
 
 
 def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[QuantisedFormat]) -> list[QuantisedWeight]:
-    """Return one weight for parts of one format, else one for each part, which are then not gated."""
+    """Return one weight if all parts have one format, otherwise one weight for each part, which are then not gated."""
     if len(set(formats)) == 1:
         return [QuantisedWeight(formats[0], sum(spec.rank_outs), spec.rank_inputs, build.device, gated=spec.gated)]
     parts = zip(formats, spec.rank_outs, strict=True)
@@ -50,7 +50,7 @@ def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[Quant
 
 
 class QuantisedMethod(PartsMethod):
-    """Weights in blocks, one or one for each part. A tied weight is loaded by the embedding.
+    """Weights in blocks: one weight for all parts, or one for each part. A tied weight is loaded by the embedding.
 
     A part that is not in blocks in the checkpoint is quantised as it arrives.
     """

@@ -1,14 +1,14 @@
 """Adapters of an engine core: those that requests may name, those in memory, and the reads that bring them there.
 
-An adapter may be named while one of its loads lives. At most `max_in_memory` of them have their terms in memory. A
-request for another one waits while it is read beside the steps, in the place of the adapter that no request uses and
-that was used longest ago. Places are given in the order of requests: while an adapter waits for one, later requests for
-adapters wait behind it, also those whose adapter is in memory, so that its place becomes free. Requests for the model
-itself never wait here.
+Requests may name an adapter while one of its loads lives. At most `max_in_memory` adapters have their terms in memory.
+A request for another adapter waits while that adapter is read beside the steps; it takes the place of the adapter that
+was used longest ago among those that no request uses. Places are given in the order of requests: while an adapter waits
+for a place, all later requests for adapters wait behind it, even if their adapter is in memory, so that a place becomes
+free. Requests for the model itself never wait here.
 
-`MAX_LOADS` reads run at once; further ones wait in order. A read whose source gives no byte for `STALL_S`, or whose
-callers have left, is over at once. Its thread may hang in the source: it ends with its next byte, and its result is
-dropped. An adapter without loads is freed once its last request has ended.
+`MAX_LOADS` reads run at once; further ones wait in order. A read ends as failed if its source gives no byte for
+`STALL_S`, or if its callers have left. Its thread may still hang in the source: it ends when the next byte arrives, and
+its result is dropped. An adapter without loads is freed once its last request has ended.
 
 `on_done` is called on another thread, so that an idle engine loop can sleep until an adapter is read.
 """
@@ -38,7 +38,8 @@ Reply = Callable[[str | OctavoError], None]
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """A load of an adapter. `location`: as it was given. `folder`: on this machine, with the files that were read."""
+    """A load of an adapter. `location`: as the caller gave it. `folder`: the folder on this machine whose files were
+    read."""
 
     location: str
     folder: str
@@ -81,7 +82,8 @@ class _WantedAdapter:
 
 
 class LoadedAdapters:
-    """`start`: hashes and sources of the adapters of the start, of which the first `max_in_memory` are in memory."""
+    """`start`: hashes and sources of the adapters that are loaded at the start; the first `max_in_memory` of them are
+    in memory."""
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class LoadedAdapters:
         return [load.future for load in self._loads.values() if load.future is not None]
 
     def next_deadline_s(self) -> float | None:
-        """Return the time at which the next load ends, unless its source gives a byte before."""
+        """Return the time at which the next load fails unless its source gives a byte before."""
         return min((load.stalls_at_s for load in self._reading()), default=None)
 
     def finish_loading(self, *, is_asleep: bool) -> None:
@@ -217,7 +219,8 @@ class LoadedAdapters:
             self._in_memory[adapter] = self._in_memory.pop(adapter)
 
     def _give_places(self) -> None:
-        """Give adapters to the requests that wait, in order, until one has to wait for a place in memory."""
+        """Give the waiting requests their adapters, in order, up to the first adapter that has to wait for a place in
+        memory."""
         for adapter, wanted in list(self._wanted.items()):
             if wanted.has_place:
                 continue
@@ -326,7 +329,7 @@ class LoadedAdapters:
         return prepared.hash
 
     def _add(self, location: str, prepared: "ReadAdapter") -> None:
-        """Let requests name an adapter that was read. It stays in memory if no other one waits for the place."""
+        """Let requests name an adapter that was read. It stays in memory unless another adapter waits for a place."""
         adapter = prepared.hash
         is_needed = adapter not in self._in_memory and adapter not in self._wanted
         if is_needed and not self._is_full() and self._make_place():

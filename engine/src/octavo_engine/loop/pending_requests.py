@@ -16,7 +16,8 @@ from octavo_engine.wire.records import ErrorInfo
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing that a request waits for. `describe_failure`: makes the request's error of an exception of the future.
+    """One thing that a request waits for. `describe_failure`: makes the request's error from the exception of the
+    future.
 
     `late`: the request's error if the future is not done by `deadline_s`.
     """
@@ -73,7 +74,8 @@ class PendingRequests:
         self._done: deque[str] = deque()  # ids of requests of which some work is done; filled by other threads
 
     def start(self, request_id: str, works: Sequence[Work]) -> None:
-        """Let a request wait, also for works of earlier calls; if all are done, the next `pop_done` returns it."""
+        """Let a request wait for these works, and for those of earlier calls. When all are done, the next `pop_done`
+        returns it."""
         self._waiting[request_id] = [*self._waiting.get(request_id, ()), *works]
         for work in works:
             work.future.add_done_callback(lambda _: self._on_future_done(request_id))

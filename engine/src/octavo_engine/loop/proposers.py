@@ -5,9 +5,9 @@ runner accepts a draft only where the sampler chooses the same token, but it cos
 only while the share of its drafts that were accepted lately pays for them; else it gets a single one now and then.
 
 `DraftModelProposer` decides which sequences get drafts of the draft model, and how many; the runner makes them. A draft
-model takes time in each step that drafts, and how often it is right is mostly a property of the two models. Hence all
-sequences get drafts or none: while the share of drafts that were accepted lately pays for them. Else a single sequence
-gets drafts now and then, unless drafts would not pay if all were accepted.
+model takes time in each step with drafts, and how often it is right depends mostly on the two models. So either all
+sequences get drafts or none: all do while the share of recent drafts that were accepted pays for the time. Otherwise a
+single sequence gets drafts from time to time, unless drafts would not pay even if all were accepted.
 """
 
 from collections.abc import Iterator
@@ -116,8 +116,9 @@ def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
 def least_share(num_seqs: int, costs: StepCosts) -> float:
     """Return the share of accepted drafts from which a step of `num_seqs` decodes gains; 0 while nothing is measured.
 
-    One more draft of each sequence adds the time of a token for each of them and, with a draft model, a step of that
-    model. If all were accepted, it would save a step without drafts. No share gains from 1 on.
+    One more draft of each sequence costs the time of a token for each sequence and, with a draft model, a step of that
+    model. If all these drafts were accepted, they would save a step without drafts. A result of 1 or more means that
+    drafts cannot gain.
     """
     tokens_s = num_seqs * (costs.prefill_token_s - costs.draft_token_s)
     step_s = costs.step_s - costs.draft_step_s + tokens_s

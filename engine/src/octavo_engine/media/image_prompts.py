@@ -1,7 +1,7 @@
 """`ImagePrompts`: puts the tokens of images into a prompt, and finds them among its token ids.
 
-A prompt has one image token for each image. It is expanded as text, before the text is tokenised, since a tokenizer may
-join characters at the edges; of a prompt that is given as ids, each image token is replaced.
+A prompt has one image token for each image. In a text, the image token is expanded before the text is tokenised, since
+a tokenizer may join characters at its edges. In a prompt of token ids, each image token is replaced by several.
 """
 
 import json
@@ -41,7 +41,8 @@ class TextTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The file of an image, and what it becomes in a prompt: a text that holds the image token `num_tokens` times.
+    """The file of an image, and the text that stands for it in a prompt, which holds the image token `num_tokens`
+    times.
 
     `kwargs`: as of `ImageInput`. `grid`: as of `ImageSpan`.
     """
@@ -74,8 +75,9 @@ class ImagePrompts:
     def read_all(
         self, images: Mapping[str, GivenImage], kwargs: Kwargs, *, most_images: int, max_model_len: int
     ) -> list[Picture]:
-        """Read images by their place in the prompt. Raises ContextLengthExceeded for the first that does not fit, and
-        InvalidRequest, also for settings of the image processor that cannot be replaced so."""
+        """Read images, given by their place in the prompt. Raises ContextLengthExceeded for the first image that does
+        not fit, and InvalidRequest for an invalid image or for settings of the image processor that cannot be
+        replaced."""
         check_kwargs(kwargs, self._vision.family)
         try:
             if self._rule is not None:

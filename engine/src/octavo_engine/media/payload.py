@@ -19,7 +19,7 @@ _EXAMPLE = "data:image/png;base64,..."
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
-    """The bytes of a file, or an object of a script. `is_low`: of the detail "low"."""
+    """The bytes of a file, or an object of a script. `is_low`: whether the detail is "low"."""
 
     image: object
     is_low: bool = False

@@ -2,7 +2,7 @@
 
 Only four formats are opened, because Pillow starts other programs for some (Ghostscript for EPS). Pillow's own
 conversion to RGB would turn 16-bit images white and show colours that are transparent, so `_to_rgb` has a rule for each
-kind of pixel. EXIF orientation is applied, and of an animation the first frame is taken.
+kind of pixel. EXIF orientation is applied. The first frame of an animation is used.
 """
 
 import logging
@@ -36,13 +36,13 @@ _UPRIGHT = {
 _SIDEWAYS = (5, 6, 7, 8)
 _DEEP = "I;16"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-#: Left, top, and the two distances of the pixels of each pass of an interlaced PNG.
+#: For each pass of an interlaced PNG: left and top of its first pixel, and the distances of its pixels in x and y.
 _PNG_PASSES = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8)),
     *((2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
 )
 _INFLATE_BYTES = 1 << 20
-#: Times that Pillow reads of a file before its pixels, about three for each part of a header.
+#: Most reads of a file by Pillow before the pixels: it makes about three for each part of a header.
 _MAX_READS = 2048
 #: Pillow would log a line for each damaged entry of EXIF data, of which an image may have 65 535, and keep its text.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -140,7 +140,8 @@ def _unreadable(where: str, error: Exception) -> InvalidRequest:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation that stands before the pixels: `image.getexif` of a PNG would decode them."""
+    """Return the EXIF orientation, if the file has it before the pixels: `image.getexif` would decode the pixels of a
+    PNG."""
     try:
         return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
     except Exception:

@@ -175,7 +175,7 @@ class PatchRows:
         return columns * self.patch, rows * self.patch
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of patches; transformers leaves none of an image that is far too narrow."""
+        """Return columns and rows of patches. An image that is far too narrow has none, as in transformers."""
         ratio = max(width / self.longest, height / self.longest, 1)
         return math.ceil(int(width / ratio) / self.patch), math.ceil(int(height / ratio) / self.patch)
 
@@ -204,7 +204,8 @@ class TileCanvas:
         return columns * self.tile, rows * self.tile
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows: of canvases of one shape the last that the image fills by more than half."""
+        """Return columns and rows of the canvas. Of several canvases with one shape, it is the last of which the image
+        fills over half."""
         found, least = (1, 1), math.inf
         for columns, rows in self.canvases:
             distance = abs(width / height - columns / rows)
@@ -215,8 +216,8 @@ class TileCanvas:
 
 
 def most_tokens(rule: ImageTokens) -> int:
-    """Return the number of tokens of the largest image: of images with many pixels, in each shape up to 16 to 1 and in
-    the longest ones."""
+    """Return the largest number of tokens of an image. It is found by trying images with many pixels in each shape up
+    to 16 to 1, and the longest shapes."""
     shapes = [(columns, rows) for columns in range(1, 17) for rows in range(1, 17)]
     shapes += [shape for ratio in range(17, MAX_RATIO + 1) for shape in ((ratio, 1), (1, ratio))]
     edges = [math.isqrt(MAX_PIXELS // (columns * rows)) for columns, rows in shapes]

@@ -1,9 +1,9 @@
 """`ProcessedImages`: the arrays of images, processed once for all requests that show them, within a limit of memory.
 
-A request holds its images from when it begins until they are encoded. Images that no request holds are the cache: the
-least recently used ones are dropped to keep the limit. While those that are held reach the limit, further requests wait
-for room, and tenants take turns; a request that has begun gets all of its images, also those that it needs later
-because their blocks were evicted, so none waits for one that waits for it.
+A request holds its images from its beginning until they are encoded. Images that no request holds are the cache: the
+least recently used ones are dropped to keep the limit. While the held images reach the limit, further requests wait for
+room, and tenants take turns. A request that has begun gets all of its images, even those that it needs again because
+their blocks were evicted: no two requests can wait for each other.
 """
 
 import threading
@@ -34,7 +34,7 @@ class Workers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Image:
-    """`source`: with the file, until it is processed. `futures`: of requests that wait for the arrays."""
+    """`source`: the file, until it is processed. `futures`: those of the requests that wait for the arrays."""
 
     digest: bytes
     source: ImageInput | None
@@ -45,7 +45,8 @@ class _Image:
 
 
 class ProcessedImages:
-    """Images are known by their digests. `max_bytes`: of the cache; 0: images that no request holds are dropped."""
+    """Images are identified by their digests. `max_bytes`: size of the cache; 0: images that no request holds are
+    dropped."""
 
     def __init__(self, workers: Workers, max_bytes: int) -> None:
         self.normalisation = workers.normalisation
@@ -102,8 +103,8 @@ class ProcessedImages:
         self._workers.shutdown()
 
     def _advance(self) -> None:
-        """Process images while a worker is free; begin the next request while there is room, if it needs no worker
-        or one is free."""
+        """Give images to free workers. Begin the next request while there is room, if a worker is free or if it needs
+        none."""
         while True:
             is_free = self._num_running < self._workers.size
             if self._queue and is_free:

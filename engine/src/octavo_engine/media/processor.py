@@ -1,4 +1,4 @@
-"""`ImageProcessor`: turns the file of an image into the arrays that the part of a model that sees takes.
+"""`ImageProcessor`: turns the file of an image into the arrays that the vision tower takes.
 
 transformers' image processors cut and scale the image; they need neither torch nor torchvision. Pixels stay bytes, a
 quarter of the memory; the model's side normalises them, by `rescale_factor`, `mean` and `std`.
@@ -41,9 +41,9 @@ class ImageProcessor:
     def process(self, data: bytes, where: str = "image", kwargs: str = "") -> dict[str, np.ndarray]:
         """Return the keywords of `get_image_features` for one image. Raises InvalidRequest.
 
-        `pixel_values` holds bytes. A mask that hides nothing is left out, which means the same. Patches of Qwen-VL are
-        rows of whole numbers in transformers; here channels are an axis of their own. `kwargs`: JSON of settings
-        that replace the processor's, or nothing.
+        `pixel_values` holds bytes. A mask that hides nothing is left out. In transformers, a patch of Qwen-VL is one
+        row of all its values; here channels are an axis of their own. `kwargs`: JSON of settings that replace the
+        processor's, or nothing.
         """
         arrays = self._processor.preprocess(
             decode(data, where, self._max_pixels),

@@ -25,8 +25,8 @@ PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_co
 
 @dataclass(frozen=True, slots=True)
 class FamilySettings:
-    """`names`: keys of a family's image processor that can be replaced. `low`: makes the settings of the detail "low"
-    from those of the processor: one tile, or 512 x 512 pixels."""
+    """`names`: keys of a family's image processor that can be replaced. `low`: makes the settings for the detail "low"
+    (one tile, or 512 x 512 pixels) from those of the processor."""
 
     names: tuple[str, ...]
     low: Callable[[Kwargs], dict[str, Any]]
@@ -96,7 +96,7 @@ def check_kwargs(kwargs: Kwargs, family: str) -> None:
 
 
 def _is_size(value: object) -> bool:
-    """Return True for a size that a text of image tokens may be made of: larger ones would take all memory."""
+    """Return True for a valid size: with a larger one, the text of image tokens would take all memory."""
     return type(value) is int and 0 < value <= MAX_PIXELS
 
 

@@ -47,8 +47,8 @@ _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 class WorkerStart(msgspec.Struct):
-    """`folder`: has the settings of the image processor, some of which `kwargs` replace. `config`: the model's, with
-    its overrides. `max_pixels`: of an image."""
+    """`folder`: the folder with the settings of the image processor, some of which `kwargs` replace. `config`: the
+    model's config, with its overrides. `max_pixels`: the limit of an image."""
 
     folder: str
     config: dict[str, Any] = {}
@@ -199,7 +199,8 @@ class MediaWorker:
     def _exchange(
         self, child: "subprocess.Popen[bytes]", connection: Connection, message: bytes, timeout_s: float
     ) -> Answer | None:
-        """Return the answer to a message; None if the process has died, is late or has sent no answer: it has ended."""
+        """Return the answer to a message. Return None, and end the process, if it has died, is late or has sent no
+        valid answer."""
         self._is_late = False
         timer = threading.Timer(timeout_s, self._end_late, [child])
         timer.daemon = True

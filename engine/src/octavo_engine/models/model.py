@@ -57,9 +57,9 @@ class Model(nn.Module):
         self.config, self.build, self.head = config, build, None
 
     def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
-        """Return the hidden rows; on the first of several stages, a tensor for those of the last one.
+        """Return the hidden rows; on the first of several stages, a tensor for the rows of the last stage.
 
-        `inputs`: token ids, or embedding rows, which are not changed; a later stage has no use for them.
+        `inputs`: token ids, or embedding rows, which are not changed; later stages do not use them.
         """
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
-"""`VisionTower`: the part of a model that sees, as transformers has it: encoder of images and projection to embeddings.
+"""`VisionTower`: the part of a model for images, run by transformers: the encoder, and the projection to embeddings.
 
-transformers builds the whole family with a text part without layers, which is dropped. The weights stay unquantised.
-The library is optional: only `registry` imports this module.
+transformers builds a whole model of the family, whose text part has no layers and is dropped. The weights stay
+unquantised. The library is optional: only `registry` imports this module.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from octavo_engine.layers.layer import BuildContext
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
-#: Keys of a text part without layers; special tokens would have to be some of its few tokens.
+#: Settings of a text part without layers. Its vocabulary of 8 tokens has no special tokens.
 _NO_TEXT = {"num_hidden_layers": 0, "vocab_size": 8, "layer_types": None} | dict.fromkeys(
     ("bos_token_id", "eos_token_id", "pad_token_id")
 )

@@ -19,7 +19,7 @@ from octavo_engine.ops.rope import Rotation, rotate_
 class LayerKVSpec:
     """The KV of one layer. `window`: how many latest positions a query sees (itself included), None for all.
 
-    `k_scale`, `v_scale`: factors of the codes of an FP8 cache, which the backend takes from the specs that it gets.
+    `k_scale`, `v_scale`: factors of the codes of an FP8 cache; the backend reads them from the specs.
     """
 
     num_kv_heads: int

@@ -24,13 +24,13 @@ _STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
 
 
 class CudaBackend:
-    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer; those of e4m3 have codes in bytes.
+    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer; a cache of e4m3 holds codes as bytes.
 
-    `num_programs`: how many programs share the decode attention of a step; one for each multiprocessor of the GPU.
-    `processor`: one of them. Once a kernel is compiled, its registers and shared memory decide how many programs each
-    runs at a time.
-    `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does. `has_e4m3`: it converts e4m3, as sm_89 does.
-    `copy`: moves numbers of blocks to the device; by default through pageable memory.
+    `num_programs`: how many programs share the decode attention of a step, one for each multiprocessor of the GPU.
+    `processor`: the sizes of a multiprocessor, which, with the registers and the shared memory of a compiled kernel,
+    decide how many programs it runs at a time. `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does.
+    `has_e4m3`: it converts e4m3, as sm_89 does. `copy`: moves numbers of blocks to the device; by default through
+    pageable memory.
     """
 
     def __init__(

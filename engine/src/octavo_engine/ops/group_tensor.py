@@ -23,7 +23,7 @@ Offsets = Literal["none", "zeros", "minimums"]
 CODE_BLOCK = 32
 #: The zero point of int4 without offsets.
 MIDDLE = 8
-#: The inputs of a group whose rounded rows are multiplied with it, if a row has several groups.
+#: The size of a group whose rounded inputs kernels multiply, if a row has several groups.
 ROUNDED_GROUP = 128
 
 
@@ -31,8 +31,8 @@ ROUNDED_GROUP = 128
 class GroupFormat:
     """`name`: for logs and errors. `group_size`: the inputs that share a scale, a multiple of 32.
 
-    `rounds_inputs`: of e4m3, the inputs are rounded to e4m3, too, where kernels multiply such groups. Formats are equal
-    with it and without it.
+    `rounds_inputs`: only for e4m3: kernels that multiply such groups round the inputs to e4m3, too. It does not count
+    when two formats are compared.
     """
 
     name: str
@@ -52,7 +52,7 @@ class GroupFormat:
         return 1 if self.codes in ("int8", "e4m3") else 2
 
     def rounds_rows_of(self, size: int) -> bool:
-        """Return True if rows of a size are rounded: kernels multiply these with one group, or groups of 128."""
+        """Return True if rows of this size are rounded: kernels can do that for one group, or groups of 128."""
         return self.rounds_inputs and self.group_size in (size, ROUNDED_GROUP)
 
 
@@ -65,9 +65,9 @@ class GroupTensor:
     """A weight [out, in]: (code - zero) * scale, or code * scale + minimum, rounded once to the model's type.
 
     A zero is a whole number from 0 to 15, and a minimum has the type of the scales; int4 without either has a zero of
-    8. `table`: the values of table4. `order`: the numbers of the inputs in the order in which the rows have them; None:
-    as they are numbered. `input_scale`: of all rounded inputs, if the checkpoint has it; None: each row has its own.
-    The weights of several experts have a further dimension, which is first.
+    8. `table`: the values of table4. `order`: the numbers of the inputs, in the order in which the rows have them;
+    None: they are not reordered. `input_scale`: the scale of all rounded inputs, if the checkpoint has one; None: each
+    row has its own. The weights of several experts have the experts as a further first dimension.
     """
 
     format: GroupFormat
@@ -97,7 +97,8 @@ class GroupTensor:
 
 
 def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out in_features"]:
-    """Return the weight in a type, its inputs as they lie in the rows. Each value is rounded once, from fp32."""
+    """Return the expanded weight in a type, with the inputs in the order of the rows. Each value is rounded once, from
+    fp32."""
     (out, size), group_size = weight.shape, weight.format.group_size
     values = _numbers(weight).view(out, -1, group_size)
     scales = weight.scales.t().float().unsqueeze(-1)

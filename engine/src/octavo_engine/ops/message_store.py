@@ -1,4 +1,5 @@
-"""`MessageStore`: the store by which the ranks of a group connect, as entries in messages that ranks exchange anyway.
+"""`MessageStore`: the store by which the ranks of a group connect. Its entries travel in messages that ranks exchange
+anyway.
 
 Torch's own TCP store listens on every interface without authentication, and its file store needs a common file system.
 gloo only calls `set`, `wait` and `get`, of one entry per rank.

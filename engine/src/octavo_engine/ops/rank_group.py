@@ -40,7 +40,7 @@ class GpuCollectives:
     torch starts no thread that ends the process when an operation is late: `wait` raises an error, as with gloo.
     `nccl`: a `ProcessGroupNCCL`. All calls raise RuntimeError if the ranks are not in step.
 
-    The model's stream waits for an operation by `synchronize`; the host does by `Work.wait`, which polls until the
+    With `synchronize`, the model's stream waits for an operation. With `Work.wait`, the host waits: it polls until the
     operation is done, and fails after the timeout of the process group.
     """
 
@@ -55,12 +55,12 @@ class GpuCollectives:
         self._last.synchronize()
 
     def gather(self, parts: list[Tensor], x: Tensor, options: Any) -> None:
-        """Copy `x` of all ranks to the `parts` of rank 0, and wait until all earlier operations are done, too."""
+        """Copy the `x` of each rank to the `parts` of rank 0; wait until this and all earlier operations are done."""
         self._last = self._nccl.gather([parts] if parts else [], [x], options)
         self.wait()
 
     def wait(self) -> None:
-        """Wait until the operations are done; a wait for the GPU by other means would not end if a rank is gone."""
+        """Wait until the operations are done. If a rank is gone, any other wait for the GPU would never end."""
         if self._last is not None:
             self._last.wait()
             self._last = None
@@ -114,8 +114,8 @@ class Group:
     only plans the parts of the ranks. `timeout`: of each operation. `gpus`: takes the model's tensors, if they are on
     GPUs.
 
-    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone, or late; on GPUs,
-    `gather` and `wait` do, as the host is ahead of the GPU.
+    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone or late. On GPUs
+    only `gather` and `wait` raise it, because the host is ahead of the GPU.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Group:
         self.exchanged_bytes[operation] += num_bytes
 
     def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
-        """Run an all-reduce on memory: a recording of a step calls it again, and must hold no tensor."""
+        """Run an all-reduce on an address: a recording of a step calls it again, and must not hold a tensor."""
         x = _memory(address, num_bytes, dtype)
         options = self._options(dist.AllreduceOptions())
         self._run("all-reduce", lambda: self._collectives.allreduce([x], options).wait())
@@ -268,7 +268,8 @@ def _describe_address(rank: int, size: int, address: str) -> str:
 
 
 def _check_peers(collectives: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Exchange random numbers with each rank, over gloo and in the store: gloo takes the first that connects.
+    """Exchange random numbers with each rank, over gloo and in the store: gloo would accept any process that connects
+    first.
 
     Raises RuntimeError if another process is in the place of a rank.
     """

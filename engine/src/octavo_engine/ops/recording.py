@@ -35,8 +35,8 @@ _CALL = np.dtype([("kernel", "i8"), ("arguments", "i8", 11), ("scale", "f4")], a
 class NativeCalls:
     """Calls of native kernels, which `replay`, `octavo_replay`, makes at once.
 
-    They are in memory of their own. Objects that stay on the C heap would lie between the logits of batches of
-    different sizes, whose memory could then not be used again: a gigabyte was lost.
+    They are in memory of their own: on the C heap they would lie between the logits of batches of different sizes,
+    whose memory could then not be reused. That cost a gigabyte.
     """
 
     def __init__(self, replay: Kernel) -> None:
@@ -56,7 +56,7 @@ class NativeCalls:
 
 
 class Recording:
-    """Kernel calls in order. `refused`: the first operator that the calls do not replace, if any."""
+    """Kernel calls in order. `refused`: the first operator that was not recorded as a kernel call, if any."""
 
     def __init__(self) -> None:
         self.refused: str | None = None

@@ -1,8 +1,9 @@
 """`Stages`: the ranks that compute one model's layers one after the other, each stage some consecutive layers.
 
-Rank = stage * ranks of a stage + place. The ranks of a stage divide its layers (`Group`); those at one place of all
-stages are a group, too, and exchange rows. The first stage has embedding and head, so that it samples: a later stage
-receives the rows of a step as the layer before left them, and the first one gets the last one's rows that it needs.
+Rank = stage * ranks of a stage + place. The ranks of a stage divide its layers (`Group`). The ranks with one place in
+all stages are a group, too, and exchange rows. The first stage has embedding and head, and samples. A later stage
+receives the rows of a step as the layer before it has left them. The last stage sends the first stage the rows that it
+needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,9 +47,11 @@ class Stages:
             self._column.send(each, self.index + 1)
 
     def return_rows(self, hidden: Tensor, find_rows: Callable[[], npt.NDArray[np.int64]]) -> Tensor:
-        """Replace some rows of the first stage's `hidden` by those of the last stage. `find_rows`: these, rising.
+        """Replace some rows of the first stage's `hidden` by those of the last stage. `find_rows`: returns their
+        numbers in rising order.
 
-        The first stage waits for them in each step, also for none, so that no stage is ahead of it.
+        The first stage waits for these rows in each step, even if there are none, so that it is never a step ahead of
+        the others.
         """
         if self.size == 1 or not (self.is_first or self.is_last):
             return hidden
@@ -82,7 +85,8 @@ def split_layers(layer_bytes: Sequence[int], first_bytes: int, num_stages: int) 
     `first_bytes`: of what the first stage has beside layers.
     """
     sums = [0, *accumulate(layer_bytes)]
-    # By the number of layers of the stages so far: bytes of the largest one, and the layers of each.
+    # For each number of layers that the stages so far can have: the bytes of the largest stage, and the layers of each
+    # stage.
     best: dict[int, tuple[int, tuple[int, ...]]] = {
         end: (first_bytes + sums[end], (end,)) for end in range(1, len(sums))
     }

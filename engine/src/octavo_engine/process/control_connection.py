@@ -1,7 +1,7 @@
 """`ControlConnection`: the messages between the first host of a model and the others, by ZeroMQ with CURVE.
 
-Both sides derive all keys from the secret of the group, so that only hosts that have it connect, and messages are
-encrypted. A connection that is closed is known at once, and one that is dead, by heartbeats, after `LOST_S`.
+Both sides derive all keys from the secret of the group, so that only hosts with this secret can connect, and messages
+are encrypted. A closed connection is noticed at once, and a dead one by heartbeats after `LOST_S`.
 """
 
 import errno
@@ -42,7 +42,8 @@ Socket = zmq.Socket[bytes]
 
 
 class Receiver(Protocol):
-    """Gets what happens to a connection, on its thread. `peer`: of the first host's connections; empty on others."""
+    """Receives the events of a connection, on its thread. `peer`: the other host, on the first host; empty on
+    others."""
 
     def connected(self) -> None:
         """Note that the first host has accepted the connection. Only other hosts get this call."""
@@ -50,10 +51,12 @@ class Receiver(Protocol):
     def received(self, peer: bytes, message: bytes) -> None: ...
 
     def lost(self, peer: bytes) -> None:
-        """Note that a host that has sent messages has ended or is silent; empty `peer`: the connection has failed."""
+        """Note that a host that had sent messages has ended or is silent. `peer` is empty if the connection itself has
+        failed."""
 
     def refused(self) -> None:
-        """Note that `MOST_FAILURES` handshakes in a row have failed, or on the first host, one of another process."""
+        """Note that `MOST_FAILURES` handshakes in a row have failed; on the first host, that a handshake of another
+        process has failed."""
 
 
 def describe_address(host: str, port: int) -> str:
@@ -149,8 +152,9 @@ class ControlConnection:
             poller.poll()
 
     def _take_all(self) -> None:
-        """Receive what has come. A key is accepted, so that messages come, after the end of the connection that had the
-        same descriptor before, and that end is taken after the messages of its connection.
+        """Receive all messages and events that have arrived. The messages of a connection are handled before its end. A
+        key is accepted, which lets messages arrive, only after the end of the earlier connection with the same
+        descriptor.
         """
         requests, events = _receive_all(self._zap), _receive_all(self._monitor)
         while self._socket.poll(0):

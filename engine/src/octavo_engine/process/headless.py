@@ -35,7 +35,7 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 _REMINDER_S = 10.0
 
-#: A message of the first host; an error that ends the host; or None: the host is to end.
+#: A message of the first host, an error that ends this host, or None if this host shall end.
 Event = messages.ToHost | StartupError | None
 
 
@@ -56,7 +56,8 @@ class HeadlessHost:
         self._connection.start()
 
     def run(self) -> None:
-        """Run the ranks of this host until the first host stops the engine. Raises StartupError for any other end."""
+        """Run the ranks of this host until the first host stops the engine. Raises StartupError if they end for another
+        reason."""
         try:
             self._run()
         finally:

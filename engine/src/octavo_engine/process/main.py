@@ -35,8 +35,8 @@ LINGER_MS = 2000  # time to deliver the error message of a core that could not s
 def end_if_stuck(address: str) -> Callable[[EngineDead], None]:
     """Return a function that ends the process soon after a rank is lost, with the cause, if the loop has not done so.
 
-    The loop may wait in gloo for a host that does not answer, and nothing ends that wait before its timeout. The socket
-    is connected when this function returns, as its folder does not last.
+    The loop may wait in gloo for a host that does not answer, and this wait cannot be ended before its timeout. The
+    socket is connected before this function returns, as its folder is removed soon after.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outbox = context.socket(zmq.PUSH)

@@ -48,8 +48,8 @@ class Call(msgspec.Struct, tag=True):
 
 
 class AdapterCall(msgspec.Struct, tag=True):
-    """A call about an adapter. `adapter`: the folder to load, which the answer follows later, or the hash to unload,
-    of which `location` was loaded.
+    """A call about an adapter. `adapter`: the folder to load, for which the answer comes later, or the hash of the
+    adapter to unload, which was loaded from `location`.
 
     "end_load" has the `call_id` of a load, which is answered at once, and no answer of its own.
     """

@@ -56,7 +56,7 @@ def receive_part(inbox: "zmq.Socket[bytes]") -> messages.LoadPart:
 
 
 def receive_entry(inbox: "zmq.Socket[bytes]", timeout_s: float) -> tuple[str, bytes]:
-    """Wait for an entry, which is the only message before the group is open, except `Leave`."""
+    """Wait for an entry. Before the group is open, entries and `Leave` are the only messages."""
     if not inbox.poll(math.ceil(1e3 * timeout_s)):
         raise TimeoutError(f"another rank is late, after {timeout_s:.0f} s")
     message = messages.decode_to_rank(inbox.recv())

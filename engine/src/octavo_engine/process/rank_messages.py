@@ -6,9 +6,9 @@ order: `LoadPart`, then plans, and calls between them; `Leave` is the last one. 
 `Entry` goes both ways while ranks connect: after the `LoadPart` of each, and after the `RankReady` of a fast one.
 
 Ranks on another host get and send the same messages, in `Pass` and `Reported`, over the connection of their host. A
-host says `HostHello`, then it gets `HostRefused`, or `FindFiles`, which it answers by `Found`, `StartRank` and
-`LoadRank` for each of its ranks, `Serving` once all ranks are ready, and `Goodbye` at the end, for which it may ask by
-`Drain`.
+host sends `HostHello`. The first host answers with `HostRefused`, or sends these: `FindFiles`, which the host answers
+by `Found`; `StartRank` and `LoadRank` for each of its ranks; `Serving` once all ranks are ready; and `Goodbye` at the
+end, for which a host may ask by `Drain`.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 class RankStart(msgspec.Struct, kw_only=True):
-    """The process of a rank. `config`: the settings of its host. `folder`: has the socket of the rank."""
+    """Start of a rank's process. `config`: the settings of its host. `folder`: the folder of the rank's socket."""
 
     rank: int
     config: EngineConfig
@@ -37,7 +37,7 @@ class RankStart(msgspec.Struct, kw_only=True):
 
 
 class RankHello(msgspec.Struct, tag=True):
-    """The rank can load. `memory`: of its host, if it is the first rank of another host than that of rank 0."""
+    """The rank can load. `memory`: that of its host, if this is the first rank of a host other than the first."""
 
     memory: HostMemory | None = None
 
@@ -98,7 +98,7 @@ class Leave(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """A call is done. `error`: for the user, the reason for which the call changed nothing; None without an error."""
+    """A call is done. `error`: the reason, for the user, why the call changed nothing; None without an error."""
 
     error: str | None = None
 
@@ -113,7 +113,8 @@ FromRank = RankHello | Entry | RankReady | Answer | Failed | Left
 
 
 class HostHello(msgspec.Struct, tag=True):
-    """`address`: of the route to the first host. `settings`: those that all hosts must have, and the version."""
+    """`address`: that of this host on its route to the first host. `settings`: the version, and the settings that must
+    be equal on all hosts."""
 
     node_rank: int
     address: str
@@ -128,7 +129,7 @@ class HostRefused(msgspec.Struct, tag=True):
 
 class FindFiles(msgspec.Struct, tag=True):
     """Find or download the model and the adapters of the start. `revision`: the one that the first host has found for
-    `model`, if it has any. `adapters`: location, as the first host has it, and such a revision, by name."""
+    `model`; empty if there is none. `adapters`: by name, location and revision on the first host."""
 
     model: str
     revision: str

@@ -60,8 +60,8 @@ def without_text(files: "ModelFiles") -> "ModelFiles":
 
 
 class RankProcesses:
-    """All ranks except rank 0. `timeout_s`: of their collective operations. `hosts`: those other than this one, if any.
-    Call `stop` in every state.
+    """All ranks except rank 0. `timeout_s`: the timeout of collective operations. `hosts`: the other hosts, if there
+    are any. Call `stop` in every state.
     """
 
     def __init__(self, size: int, timeout_s: int, hosts: RemoteHosts | None = None) -> None:
@@ -209,7 +209,8 @@ class RankProcesses:
         return EngineDead(self._describe_late(self._running))
 
     def stop(self, reason: str | None = None) -> None:
-        """End all processes. A second call does nothing. `reason`: the error that ends the engine, if no rank's."""
+        """End all processes. A second call does nothing. `reason`: the error that ends the engine, unless it is that of
+        a rank."""
         self._is_stopping = True
         self._has_started_all.set()
         self._abort()
@@ -316,8 +317,9 @@ def _environment_of_ranks() -> dict[str, str]:
 class RankProcess:
     """The process of one rank, as rank 0 holds it: start, messages, end.
 
-    A thread reads its reports and waits for its end, which is thus known at once, in every state. It calls `on_report`
-    with each report, and with None at last. If the process ends without `Failed` or `Left`, it calls it with `Failed`.
+    A thread reads the reports of the process and waits for its end, which is thus noticed at once in every state. The
+    thread calls `on_report` with each report; with `Failed` if the process ends without `Failed` or `Left`; and at the
+    end with None.
     """
 
     def __init__(
@@ -344,7 +346,8 @@ class RankProcess:
         self.send(messages.encode(part))
 
     def send(self, message: bytes) -> None:
-        """Send a message, on any thread, also before the process has an inbox, after its end, or after `stop`."""
+        """Send a message, on any thread and in every state: before the process has an inbox, after its end, or after
+        `stop`."""
         with self._sending:
             if not self._outbox.closed:
                 self._outbox.send(message)

@@ -1,4 +1,4 @@
-"""`RemoteHosts`: the other hosts of a model, as the first one holds them, and `RemoteRank`: a rank on one of them.
+"""`RemoteHosts` and `RemoteRank`: the other hosts of a model, and a rank on one of them, as objects on the first host.
 
 The first host listens, and waits for the others in any order. Once all have joined, the end of one ends the engine.
 """
@@ -87,7 +87,8 @@ def named_fingerprints(config: EngineConfig, files: ModelFiles, adapters: Mappin
 
 
 def _drain() -> None:
-    """Send SIGTERM to the process that handles it: an engine core ignores it, as its parent drains and stops it."""
+    """Send SIGTERM to the process that handles it. An engine core ignores the signal, so send it to its parent, which
+    drains and stops the core."""
     is_core = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     os.kill(os.getppid() if is_core else os.getpid(), signal.SIGTERM)
 
@@ -188,7 +189,8 @@ class RemoteHosts:
         self._send_all(messages.Serving())
 
     def announce_end(self, reason: str) -> None:
-        """Send the hosts the error that ends the engine, on any thread: a core that is stuck ends without `stop`."""
+        """Send the hosts the error that ends the engine. Any thread may call this, because a stuck engine core ends
+        without `stop`."""
         self._send_all(messages.Goodbye(reason))
 
     def stop(self, reason: str | None) -> None:
@@ -283,7 +285,8 @@ class RemoteHosts:
         return next((node_rank for node_rank, (known, _) in self._hellos.items() if known == peer), 0)
 
     def _fail(self, peer: bytes, message: str) -> None:
-        """Report the end of a host as that of its ranks; a host that leaves before all have joined may come again."""
+        """Report the end of a host as the end of its ranks. A host that leaves before all hosts have joined may join
+        again."""
         with self._lock:
             node_rank = self._node_rank(peer)
             if node_rank == 0 or self._is_stopping:

@@ -171,7 +171,8 @@ class PersistentBatch:
     def _positions(
         self, steps: list[SeqStep], places: Ints, slots: Ints, start: Ints, first_row: Ints, num_rows: Ints
     ) -> Ints:
-        """Return the position of each row, [rows], or its three coordinates, [3, rows], if those of one differ."""
+        """Return the position of each row, [rows]; if the three coordinates of any row differ, return the coordinates,
+        [3, rows]."""
         if not self._grid_ends[slots].any():
             return places
         positions = places + np.repeat(self._offsets[slots], num_rows)
@@ -238,7 +239,7 @@ class NewestTokens:
         self._copy = copy
 
     def store(self, slots: npt.NDArray[np.int64], tokens: Tensor) -> None:
-        """Store tokens of slots; -1, of a row with an error, becomes a token whose results are dropped."""
+        """Store the tokens of slots. A row with an error has -1, which becomes a token whose results are dropped."""
         self.tokens.index_copy_(0, self._copy(torch.from_numpy(slots)), tokens.clamp(min=0))
 
     def fill_in(self, input_ids: Tensor, slots: Tensor) -> Tensor:

@@ -31,9 +31,9 @@ Table = npt.NDArray[np.int32]  # the block of each part of a sequence
 class DraftCache:
     """The draft model's KV cache, in blocks of the same numbers as the target model's.
 
-    Tables, prefix hits, copies and swaps of the target's blocks thus serve both. Steps without drafts leave the draft
-    model out, so a block may hold KV of fewer tokens for it: `_filled` counts them, from the block's first token on.
-    `make_host` allocates rows for swapping; it returns None without a host tier.
+    Block tables, prefix hits, copies and swaps of the target model thus serve both models. A step without drafts does
+    not run the draft model, so a block may have the draft model's KV of fewer tokens: `_filled` counts these, from the
+    first token of the block on. `make_host` allocates rows for swapping; it returns None without a host tier.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class DraftCache:
         return min(end, int(short[0]) * self._block_size + int(filled[short[0]])) if len(short) else end
 
     def fill(self, table: Table, start: int, filled: int, end: int) -> None:
-        """Record that tokens [start, filled) of a sequence have KV, as those before have; [filled, end) have none."""
+        """Record that tokens [0, filled) of a sequence have KV, the ones before `start` already, and that [filled, end)
+        have none."""
         blocks = np.arange(start // self._block_size, -(-end // self._block_size))
         self._filled[table[blocks]] = np.clip(filled - blocks * self._block_size, 0, self._block_size)
 

@@ -59,7 +59,7 @@ class EngineMemory:
     def restore(self, tag: MemoryTag) -> None:
         """Load the weights again, or allocate an empty KV cache. On an error, the memory is released again.
 
-        Once nothing is released any more, the graphs of steps are captured, so that no request waits for them.
+        When all memory is restored, the graphs of steps are captured, so that no request waits for them.
         """
         try:
             self._restore(tag)

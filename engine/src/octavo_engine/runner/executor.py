@@ -49,7 +49,7 @@ class Executor(Protocol):
 
     @property
     def images(self) -> ProcessedImages | None:
-        """The images of requests, which plans may use while it holds them; None if the model takes none."""
+        """The images of requests; a plan may use the images that it holds. None if the model takes no images."""
         ...
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":

@@ -1,8 +1,9 @@
 """`ImageEncoder`: computes the rows of images within a step, of arrays that `ProcessedImages` has.
 
 The rows of an image take the place of the embeddings of its tokens. Plans decide which images are encoded, and which
-rows are dropped. An image that cannot be encoded ends the sequences that have it, also those that read its blocks, but
-no others of the step, and none that has computed the image's tokens with rows of an earlier encoding.
+rows are dropped. If an image cannot be encoded, the sequences that need its rows in this step, or read its blocks, end
+with an error. The step's other sequences continue, and so do sequences that have computed the tokens of this image with
+rows of an earlier encoding.
 """
 
 import logging
@@ -88,7 +89,8 @@ class ImageEncoder:
     def embed(
         self, inputs: StepInputs, seqs: Mapping[SeqId, SeqState], embed: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Return the embeddings of the step's tokens with the rows of its images; None if it has none of their tokens.
+        """Return the embeddings of the step's tokens with the rows of images in their places; None if no token belongs
+        to an image.
 
         The tokens of an image with an error keep the embedding of the placeholder: their sequence ends.
         """

@@ -50,7 +50,8 @@ class OtherRanks(Protocol):
     """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
 
     def launch(self, config: EngineConfig, files: ModelFiles, own: HostMemory) -> list[HostMemory]:
-        """Start their processes; return the memory of each host. `own`: of this host, the first one."""
+        """Start the processes of these ranks; return the memory of each host. `own`: the memory of this host, the first
+        one."""
         ...
 
     def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
@@ -96,8 +97,8 @@ def load(
 ) -> tuple[LocalExecutor, ReadyInfo]:
     """Load a model, or the part of one rank. Raises StartupError, and GroupBroken if another rank does not connect.
 
-    `part`, `store`: if this is not rank 0; `config` is then that of `RankPlans`. `other_ranks`: if this is rank 0.
-    `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
+    `part`, `store`: only for a rank other than 0, whose `config` is that of `RankPlans`. `other_ranks`: only for rank
+    0. `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
     device, began_s = open_device(config.device, _place(config, part)), time.perf_counter()
     with as_failed_start(device):

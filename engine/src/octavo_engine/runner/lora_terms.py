@@ -42,7 +42,7 @@ class Target:
 
 
 class AdapterTargets:
-    """The targets of a model, by the names of their modules, and those that other stages have."""
+    """The targets of a model, by the names of their modules, and the names of the modules that other stages have."""
 
     def __init__(self, model: Model) -> None:
         self._prefix, self._renamed, self._targets = model.base_prefix, model.renamed, dict(_find_targets(model))
@@ -106,7 +106,8 @@ def _most_values(linear: Linear, rank: int, multiple: int) -> int:
 
 
 def _find_targets(model: Model) -> Iterator[tuple[str, Target]]:
-    """Yield the linear layers that get each row of a step once: all but experts, routers and heads."""
+    """Yield the linear layers that adapters may change. They get each row of a step once, unlike experts, routers and
+    heads."""
     experts = {inner for module in model.modules() if isinstance(module, Experts) for inner in module.modules()}
     for linear in model.modules():
         if not isinstance(linear, Linear) or linear.spec.wide or linear in experts:

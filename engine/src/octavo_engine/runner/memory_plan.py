@@ -51,9 +51,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: before loading. `model`: its needs in `dtype`. `kv_dtype`: of the KV cache. `model_impl`: as the user
-    set it. `block_formats`: of tensors that may stay in blocks or groups. `quantise_to`: the format to which other
-    weights are quantised.
+    """`memory`: that of the machine before loading. `model`: the needs of the model in `dtype`. `kv_dtype`: the type of
+    the KV cache. `model_impl`: as the user set it. `block_formats`: the formats of tensors that may stay in blocks or
+    groups. `quantise_to`: the format to which other weights are quantised.
     """
 
     model_impl: ModelImpl
@@ -231,7 +231,7 @@ def _expanded_bytes(config: EngineConfig, model: Model) -> int:
 def _images_bytes(config: EngineConfig, device: Device, model: Model, longest: int) -> int:
     """Return the memory of the encoding of the largest image, and of a full `EncoderCache`.
 
-    On a CPU the images before their encoding count, too, and the processes that decode them.
+    On a CPU, it includes the images that wait for their encoding, and the processes that decode images.
     """
     most_tokens = 0 if model.config.vision is None else model.config.vision.most_tokens
     if model.tower is None or not most_tokens:
@@ -250,7 +250,8 @@ def num_media_workers(config: EngineConfig) -> int:
 
 
 def _sum(config: EngineConfig, target: ModelMemory, draft: ModelMemory, eager_draft: ModelMemory) -> ModelMemory:
-    """Add the needs of a draft model. Its steps use the memory of the target's between these, but not its graphs."""
+    """Add the needs of a draft model. Its steps run between those of the target and use the same memory, except for
+    graphs."""
     bytes_per_block = target.bytes_per_block + draft.bytes_per_block
     return replace(
         target,

@@ -279,7 +279,8 @@ class Runner:
         return rows_to_choose([step for step in plan.seqs if step.sample], last_row, self._batch.seqs)
 
     def _final_rows(self, inputs: StepInputs, sampled: Ints) -> Ints:
-        """Return the rows, in rising order, whose hidden values the first stage uses. `sampled`: those of choices."""
+        """Return the rows, in rising order, whose hidden values the first stage uses. `sampled`: the rows that choose
+        tokens."""
         is_used = np.zeros(len(inputs.input_ids), dtype=np.bool_)
         is_used[sampled] = True
         if self._pooler is not None and self._pooler.uses_all_rows:

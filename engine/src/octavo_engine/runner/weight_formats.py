@@ -1,4 +1,5 @@
-"""Chooses the tensors that are in blocks or groups in memory: those of quantised checkpoints and of `--quantization`.
+"""Chooses which tensors stay in blocks or groups in memory: tensors of quantised checkpoints, and those that
+`--quantization` quantises.
 
 Other quantised tensors are expanded when they are read.
 """

@@ -1,4 +1,5 @@
-"""The rows of logits that choose a step's tokens, one for each draft besides, and the drafts that they accept.
+"""Chooses the rows of logits of a step, one for the next token of a sequence and one for each draft, and accepts
+drafts.
 
 A draft is accepted if it equals the token that the sampler chooses at its position anyway. The tokens are thus those of
 steps without drafts, at every temperature.

@@ -38,7 +38,8 @@ class GrammarRows:
     errors: dict[int, str]
 
     def apply(self, logits: Float[Tensor, "rows vocab"], copy: Copy = keep) -> None:
-        """Apply the masks in place. A row may be left without a token. `copy`: to the device of the logits."""
+        """Apply the masks in place. They may leave a row without a token. `copy`: copies a mask to the device of the
+        logits."""
         apply_token_bitmask(logits, copy(torch.tensor(self.rows, dtype=torch.int64)), copy(self.words))
 
 

@@ -1,7 +1,7 @@
 """Keeps the ranks of a model in step: rank 0 alone samples, and all ranks append the tokens that it chooses.
 
-Every rank runs every plan, with the same calls of the model in the same order. Rank 0 broadcasts
-its decisions during a step: the drafts, which grammars limit and a draft model on rank 0 makes, and the chosen tokens.
+Every rank runs every plan, with the same calls of the model in the same order. During a step, rank 0 broadcasts its
+decisions: the chosen tokens, and the drafts, which depend on grammars and on a draft model that only rank 0 has.
 """
 
 from dataclasses import replace

@@ -117,9 +117,9 @@ class PenaltyCounts:
         self._counts = None
 
     def entry(self, row: int, slot: int, seq: TokenCounts, token_ids: npt.NDArray[np.int32], length: int) -> Ints:
-        """Return the numbers that penalise a row after `token_ids[:length]`, of which the last may be unknown.
+        """Return the numbers that penalise a row after `token_ids[:length]`, whose last token may be unknown.
 
-        They are the row, the slot, the token that is counted first, and the penalties, whose bits are those of fp32.
+        They are the row, the slot, the token that is counted before, and the bits of the penalties in fp32.
         """
         token = _NO_TOKEN
         if 0 < seq.num_on_device == length - 1:
@@ -184,10 +184,11 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """`bad_words`: number of tokens before the last one of a word -> these tokens, as bytes of int32 -> last tokens.
+    """`bad_words` maps a number of tokens, those of a word before its last one, to a map from these tokens (as bytes of
+    int32) to the last tokens.
 
     A last token is banned if the output ends with the tokens before it, so a step costs a look-up for each length. The
-    tensors are on the device, which no edit waits for.
+    tensors are on the device, and no edit waits for the device.
     """
 
     allowed: Tensor | None

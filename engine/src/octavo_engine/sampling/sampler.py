@@ -77,7 +77,8 @@ class SampleRows:
 class ChosenTokens:
     """The tokens of rows, which a GPU may still compute. `on_device`: negative for a row whose logits are not finite.
 
-    `masked`: the errors of rows that their masks may have left without a token. `wanting`: the rows of `logprobs`.
+    `masked`: the errors of rows whose masks may have left no token. `wanting`: the rows for which `logprobs` are
+    wanted.
     """
 
     rows: SampleRows
@@ -106,7 +107,7 @@ class Sampler:
     """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device. `counts`: of
     penalised tokens, where steps start before the host knows the newest ones.
 
-    The device is waited for only if a row wants log-probabilities of tokens that it names, or processed ones.
+    The host waits for the device only if a row wants processed log-probabilities, or those of tokens that it names.
     """
 
     def __init__(
@@ -160,8 +161,8 @@ class Sampler:
         return values.index_select(0, self._copy(torch.from_numpy(rows)))
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> tuple[dict[int, ErrorInfo], dict[int, ErrorInfo]]:
-        """Apply masks, bias and penalties in place; return the errors of rows if they are left without a token, and
-        those of the rows that failed."""
+        """Apply masks, bias and penalties in place. Return the errors of rows that are left without a token, and the
+        errors of rows that failed."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
         penalties, penalised_rows, entries = [], [], []
         masked, errors = dict[int, ErrorInfo](), dict[int, ErrorInfo]()

@@ -1,6 +1,6 @@
 """Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30), seconds, JSON.
 
-After them: functions that convert the values of single settings, which may also come from a script.
+At the end: functions that convert the values of single settings, which may also come from a script.
 """
 
 import argparse

@@ -345,7 +345,7 @@ def describe_ranks(config: EngineConfig) -> str:
 
 
 def describe_local_ranks(config: EngineConfig) -> str:
-    """Return the words, for messages, that say how many of several hosts' ranks each host has; "" for one host."""
+    """Return words for messages: how many of the ranks each host has. Empty for one host."""
     return f", {ranks_per_host(config)} on each host" if config.nnodes > 1 else ""
 
 
@@ -360,7 +360,8 @@ def adapters_in_memory(config: EngineConfig) -> int:
 
 
 def most_seqs(config: EngineConfig) -> int:
-    """Return `max_num_seqs`, which a start sets by the memory of the device, or the default without a large GPU."""
+    """Return `max_num_seqs`. Before a start has set it by the memory of the device, return the default without a large
+    GPU."""
     return config.max_num_seqs or SMALLER_DEFAULT_SEQS
 
 

@@ -29,8 +29,8 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One declaration; `setting` describes `default`. `name`, `annotation`: of the field. `kind`: its type but for
-    None.
+    """One declaration; `setting` describes `default`. `name`, `annotation`: those of the field. `kind`: its type
+    without None.
 
     `text`: a noun phrase with unit, to which the help adds the default.
     `unset`: the default in words, where the value does not say it.

@@ -35,9 +35,9 @@ class ModelPooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """The part of a model that sees. `family`: the `model_type` of `config.json`, such as "smolvlm"; `hf`: that file,
-    with its parts for text and for images. `most_tokens`: of an image; 0 without settings of its processor, which
-    images need.
+    """Settings of the vision tower. `family`: the `model_type` of `config.json`, such as "smolvlm". `hf`: the content
+    of that file, with its parts for text and for images. `most_tokens`: the most tokens of an image; 0 if the
+    checkpoint has no settings of the image processor, without which it takes no images.
     """
 
     family: str

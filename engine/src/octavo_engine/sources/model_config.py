@@ -42,8 +42,8 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 
-#: By `model_type`, of families that take images: the types of their tower, the default first, if it may differ, and
-#: transformers' default of `image_token_id`.
+#: For each family that takes images, by `model_type`: the types that its vision tower may have, the default first, and
+# transformers' default of `image_token_id`.
 VISION_FAMILIES: dict[str, tuple[tuple[str, ...] | None, int]] = {
     "idefics3": (None, 128_257),
     "internvl": (None, 151_667),
@@ -54,8 +54,8 @@ VISION_FAMILIES: dict[str, tuple[tuple[str, ...] | None, int]] = {
     "qwen3_vl": (None, 151_655),
     "smolvlm": (None, 128_257),
 }
-#: Qwen-VL, whose published configs may be flat: how many frequencies of RoPE each coordinate turns by default, and
-#: whether the coordinates take turns.
+#: Qwen-VL, whose published configs may be flat: how many frequencies of RoPE each coordinate has by default, and
+# whether the frequencies alternate between coordinates.
 QWEN_FAMILIES: dict[str, tuple[list[int], bool]] = {
     "qwen2_5_vl": ([16, 24, 24], False),
     "qwen2_vl": ([16, 24, 24], False),
@@ -227,7 +227,7 @@ def _is_vision_family(config: dict[str, Any]) -> bool:
 
 
 def _vision(files: ModelFiles) -> VisionConfig | None:
-    """Return the part that sees. Raises StartupError for a tower or a text part that has no rule here."""
+    """Return the settings of the vision tower. Raises StartupError for a tower or a text part that is not supported."""
     config, text = nested_config(files.config), flatten_config(files.config)
     if config.get("model_type") == "internvl_chat":
         raise StartupError(

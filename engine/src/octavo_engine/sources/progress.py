@@ -1,4 +1,5 @@
-"""Shows the progress of a download: a bar on a terminal, otherwise a log line every 10 s. Before, its space is checked.
+"""Checks the free space before a download, and shows its progress: a bar on a terminal, otherwise a log line every 10
+s.
 
 Progress is measured by the size of the files in the folder, so it works with every client library. A read whose source
 gives no byte for `STALL_S` is over; its thread may hang in the source.

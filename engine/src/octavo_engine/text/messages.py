@@ -31,7 +31,8 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 class ContentFormat(NamedTuple):
     """`wraps`: a text becomes a list of one part. `joins`: several parts become one text, with newlines between.
 
-    `shows_images`: content with images becomes a list, in which the template renders them; else their token is text.
+    `shows_images`: content with images becomes a list, and the template renders the images; otherwise their token is
+    put into the text.
     """
 
     wraps: bool = False

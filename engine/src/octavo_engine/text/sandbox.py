@@ -57,7 +57,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
-    """Return the time by a short format: the C library pads a number to any width, up to 256 times the format."""
+    """Return the time in a format, which must be short: the C library can pad a number to a width that makes the result
+    256 times as long."""
     if len(format) > _MAX_FORMAT:
         raise SecurityError(f"the format of strftime_now has more than {_MAX_FORMAT} characters")
     return datetime.now().strftime(format)

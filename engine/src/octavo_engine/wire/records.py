@@ -135,7 +135,7 @@ class SeqOutput:
 
 @dataclass(slots=True, kw_only=True)
 class TenantUsage:
-    """Changes of a tenant's figures since the previous message that ended a step. `running`: of the number of its
+    """Changes of a tenant's figures since the previous message that ended a step. `running`: change of the number of
     running sequences.
     """
 

@@ -151,7 +151,8 @@ class SamplingParams:
 
     @property
     def masks_by_newest(self) -> bool:
-        """True if the newest token decides which tokens are masked: for words of several tokens and for a budget."""
+        """True if the mask depends on the newest token: with bad words of several tokens, and with a thinking
+        budget."""
         return self.thinking_token_budget is not None or any(len(ids) > 1 for ids in self.bad_words_token_ids)
 
     @property

@@ -121,7 +121,7 @@ class RouterState:
     def update(self, data: bytes, now_s: float) -> Change | None:
         """Apply an event and return the kind of its changes.
 
-        `now_s`: monotonic time. Raises ValueError for an unknown format, as of a router of another version.
+        `now_s`: monotonic time. Raises ValueError for an unknown format, such as that of another version.
         """
         event = _event_of(data)
         if event.type == "state" and event.state is not None:

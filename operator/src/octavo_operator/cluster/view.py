@@ -182,8 +182,8 @@ class View:
 
     def stateful_sets(self, service: ServiceIdentity) -> dict[Key, str | None]:
         """The StatefulSets of the service's LeaderWorkerSets, by namespace and name -> when the newest pod of one that
-        lacks pods was created, or the LeaderWorkerSet; None if it has all of its pods. Leaders belong to one of the
-        set's name, and the workers of each to one of the leader's name."""
+        lacks pods was created, or the LeaderWorkerSet; None if it has all of its pods. The StatefulSet of the leaders
+        has the name of the LeaderWorkerSet, and that of a leader's workers the name of the leader."""
         key, found = (service.namespace, service.name), dict[Key, str | None]()
         objects = self._objects.get(key, {})
         created = {ref: str(raw["metadata"].get("creationTimestamp") or "") for ref, raw in objects.items()}

@@ -101,7 +101,7 @@ def _deployment_spec(service: InferenceService, chosen: RenderedTemplate) -> Man
 
 
 def _group_set_spec(service: InferenceService, chosen: RenderedTemplate) -> Manifest:
-    """The pods of a replica end and start again together, in place, because each one ends when another one has."""
+    """When one pod of a replica ends, the others end, too, and all start again in place."""
     return {
         "startupPolicy": "LeaderCreated",
         "networkConfig": {"subdomainPolicy": "Shared"},

@@ -78,13 +78,14 @@ def pace_of(service: InferenceService, observed: Observed, wanted: str, *, now: 
 
 
 def _waits(pod: Pod, patience_s: int, *, now: str) -> bool:
-    """Return whether a pod has found no node for so long, or none where its volume is: an old replica may hold that."""
+    """Return whether a pod has found no node for so long, or no node where its volume is, which an old replica may
+    hold."""
     since = pod.stuck_since if pod.trouble == "MountFailed" else pod.waits_since
     return since is not None and seconds_since(since, now) >= patience_s
 
 
 def _was_in_place(observed: Observed, wanted: str, *, is_short: bool) -> bool:
-    """Return whether the rollout goes in place already, or continues another one that left a replica less."""
+    """Return whether the rollout is already in place, or continues another one that left one replica less."""
     status = observed.status
     is_same = status.get("revision", {}).get("updated") == wanted
     return (is_same or is_short) and bool(status.get("rollout", {}).get("inPlace"))

@@ -41,16 +41,16 @@ class Revision:
         return sum(ordinal < replicas for ordinal in self.serving)
 
     def replicas_for(self, count: int) -> int:
-        """Least number of replicas, `count` or more, of which so many serve, or all of `lasting`."""
+        """Least number of replicas, at least `count`, among which `count` pods serve, or all pods of `lasting`."""
         kept = sorted(ordinal for ordinal in self.serving if ordinal < self.replicas)[:count]
         return max(count, *(ordinal + 1 for ordinal in kept[-1:]), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """`ending`: terminating pods that still hold a node; without older revisions, only those of revisions
-    beside `wanted`. `in_place`: there is no room for a surge, so an old replica goes first. `paused`: the wanted
-    revision gets no further replicas."""
+    """`ending`: terminating pods that still hold a node; without older revisions, only pods of revisions other than
+    `wanted`. `in_place`: there is no room for a surge, so an old replica goes first. `paused`: the wanted revision gets
+    no further replicas."""
 
     desired: int
     wanted: Revision

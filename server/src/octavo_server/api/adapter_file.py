@@ -96,7 +96,7 @@ def _read_entries(entries: list[Any]) -> Iterator[tuple[str, str, str]]:
 
 
 class AdapterFileFollower:
-    """`taken`: names that the file may not have. `report`: called with each new state. Raises StartupError."""
+    """`taken`: names that the file may not use. `report`: called with each new state. Raises StartupError."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ router = APIRouter()
 
 
 class BatchChatRequest(GenerationFields):
-    """`messages` holds one list of messages for each conversation; other fields are those of a chat request."""
+    """`messages` holds a list of messages for each conversation; the other fields are those of a chat request."""
 
     ENTRY_MODELS: ClassVar[dict[str, type[BaseModel]]] = {"tools": Tool}
 

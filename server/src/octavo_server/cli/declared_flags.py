@@ -44,7 +44,8 @@ def add_flags(
 ) -> None:
     """Add a flag for each setting of the records and of the records in them, except those that the caller adds.
 
-    `negatable`: a switch has a form with --no-, by which the command line switches it off if a file switches it on.
+    `negatable`: each switch also has a form with --no-, so that the command line can switch off what a file switches
+    on.
     """
     groups: dict[str | None, Any] = {group.title: group for group in parser._action_groups}
     for declared in (each for record in records for each in all_settings(record) if each.name not in but):

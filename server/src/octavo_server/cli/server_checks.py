@@ -1,4 +1,4 @@
-"""Checks of the server's settings that concern several of them or files, before the model is loaded."""
+"""Checks, before the model is loaded, of settings of the server that depend on each other or on files."""
 
 import ssl
 from typing import TYPE_CHECKING
@@ -29,7 +29,8 @@ def template_warning(parser: str | None, template: "ChatTemplate | None") -> str
 
 
 def check_tools(config: ServerConfig) -> None:
-    """Raises StartupError for an unknown parser, a missing one, and a reserved name of a template's value."""
+    """Raises StartupError for an unknown parser, for a missing parser, and for a template value with a reserved
+    name."""
     name, reasoning = config.tools.tool_call_parser, config.reasoning_parser
     if reasoning is not None and reasoning not in REASONING_PARSERS:
         raise StartupError(f"--reasoning-parser {reasoning} is unknown: use one of {', '.join(REASONING_PARSERS)}.")

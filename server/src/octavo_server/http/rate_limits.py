@@ -1,9 +1,9 @@
 """`RateLimits` decides whether a tenant may send one more request. It has a clock, but does no I/O.
 
-What a tenant uses is the sum of the work of the last minute that replicas report (`TenantLoad`), and of the requests of
-this process that no report includes yet. So processes with the same replicas share a limit without knowing each
-other, and one that starts knows what was used before. The report of a replica that restarted or left counts for a
-minute. A replica without reports counts with the requests that this process sent it.
+The use of a tenant is the sum of the work of the last minute that replicas report (`TenantLoad`), and of those requests
+of this process that no report includes yet. Processes with the same replicas thus share a limit without knowing each
+other, and a new process knows at once what was used. The report of a replica that restarted or left counts for a
+minute. For a replica without reports, the requests that this process sent it count.
 """
 
 import time
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from octavo_server.kv.frames import TenantLoad
 
 WINDOW_S = 60.0
-#: A report includes each request that was sent so long before, and the end of each that ended `END_S` before.
+#: A report includes every request that was sent at least so long ago, and every end that is at least `END_S` ago.
 REPORT_S, END_S = 2.0, 0.25
 #: Time without a report after which a replica's requests in progress no longer count.
 SILENCE_S = 2.0
-#: Time after a second of the window has begun in which all reports without it have arrived.
+#: Time after the begin of a second of the window by which all reports that lack this second have arrived.
 LATE_S = 2.0
 BUSY_RETRY_S = 1.0
 LEAST_PART = 0.25  # of a process, of the free places of a tenant
@@ -51,7 +51,8 @@ class _Report(NamedTuple):
 class _Place:
     """One tenant's requests of this process at one replica.
 
-    A report includes the oldest unreported requests, as many as it has more than the report before, and likewise ends.
+    If a report counts n more requests than the report before, it includes the n oldest unreported requests; likewise
+    for ends.
     """
 
     def __init__(self) -> None:
@@ -194,7 +195,7 @@ class RateLimits:
                     by_tenant.pop(tenant, None)
 
     def _is_idle(self, tenant: str) -> bool:
-        """True if the tenant has no request in progress here, and sent none that may still count."""
+        """True if the tenant has no request in progress here, and no earlier request of it may still count."""
         sent, places = self._sent.get(tenant), self._places.get(tenant, {})
         is_old = not sent or sent[-1][0] + LATE_S + WINDOW_S <= self._clock()
         return is_old and not any(place.running for place in places.values())
@@ -259,8 +260,8 @@ class RateLimits:
     def _has_place(self, tenant: str, limit: int, used: TenantUse) -> bool:
         """Return whether the tenant may have one more request in progress.
 
-        Between two reports, a process fills only its part of the free places, which is its part of the requests in
-        progress lately: else all processes that see a free place would fill it.
+        Between two reports, a process fills only its share of the free places; otherwise all processes that see a free
+        place would fill it. Its share is that of the requests that were in progress lately.
         """
         now = self._clock()
         own, others, at_s = self._lately.get(tenant, (0.0, 0.0, now))
@@ -272,7 +273,8 @@ class RateLimits:
         return free > 0 and used.unreported < max((free + used.unreported) * part, 1)
 
     def _wait_s(self, tenant: str, column: int, excess: int) -> float:
-        """Estimate the time until so much of the last minute's use is over, from the requests of this process."""
+        """Estimate, from the requests of this process, the time until so much of the last minute's use no longer
+        counts."""
         for row in self._sent.get(tenant, ()):
             wait_s = row[0] + LATE_S + WINDOW_S - self._clock()
             excess -= row[column] if wait_s > 0 else 0

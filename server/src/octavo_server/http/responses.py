@@ -62,7 +62,8 @@ class CancellableResponse(Response):
             self._work.cancel()
 
     def _end_usage(self, finish: str) -> None:
-        """End the request before the last bytes are sent, as its client may then send the next one. Once."""
+        """End the request, once, before the last bytes are sent: the client may send its next request as soon as it has
+        them."""
         if self._usage is not None:
             self._usage.end(finish)
 

@@ -92,7 +92,7 @@ class Listener:
 
 
 class TenantWindow:
-    """The work of each tenant that has any now or had some in the last `TENANT_WINDOW_S`.
+    """The work of each tenant that has requests now or had some in the last `TENANT_WINDOW_S`.
 
     `changed`: names of tenants whose work has changed since it was published, the longest waiting first.
     """

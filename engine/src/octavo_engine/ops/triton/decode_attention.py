@@ -5,9 +5,9 @@ listed. A fixed number of programs takes the parts of all sequences and KV heads
 fill a GPU as well as many short ones. The parts of a sequence are merged in their order: the bits of its output depend
 neither on other sequences nor on the number of programs.
 
-The host launches by shapes, `AttentionBatch.num_keys` and the number of programs; all else is read on the device. So a
-captured step, whose graph includes `list_parts`, may be replayed with other query starts, lengths and block tables: of
-as many sequences, with or without a query, and of at most `num_keys` keys in all.
+A launch depends on shapes, on `AttentionBatch.num_keys` and on the number of programs; everything else is read on the
+device. A captured step, whose graph includes `list_parts`, may therefore be replayed with other query starts, lengths
+and block tables, if it has as many sequences (some perhaps without a query) and at most `num_keys` keys in all.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ MOST_IN_SHORT_PARTS = tl.constexpr(2048)  # keys that a query sees
 
 @dataclass(frozen=True, slots=True)
 class DecodeParts:
-    """The parts of a step for one window. Sequence i has parts `starts[i]` to `starts[i + 1]`, none if it has several
-    queries.
+    """The parts of a step for one window. Sequence i has the parts [`starts[i]`, `starts[i + 1]`), none if it has
+    several queries.
 
     `most`: no smaller than the number of parts, and known to the host.
     """
@@ -43,7 +43,8 @@ class DecodeParts:
 def most_parts(num_seqs: int, num_keys: int) -> int:
     """Return a bound for the parts of sequences that have `num_keys` keys in all.
 
-    Two parts of a sequence may hold few keys. The others are short, or few more than as many keys have long parts.
+    Two parts of a sequence may hold few keys; all others are full. The keys fill at most `num_keys // short` of these,
+    and at most `num_keys // long` plus a few for each sequence.
     """
     short, long, most = SHORT_PART.value, LONG_PART.value, MOST_IN_SHORT_PARTS.value
     parts: int = min(num_keys // short, num_keys // long + (most // short - most // long) * num_seqs)

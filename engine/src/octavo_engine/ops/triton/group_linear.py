@@ -2,8 +2,8 @@
 
 Both use the values of `expand_groups`, and add in fp32. Programs of the kernel compute some outputs of a tile of rows
 for a part of the inputs, and a further launch adds the parts in order. The number of parts depends on the shape of the
-weight and on the tile, which the number of rows chooses. So the bits of a row depend on no other row, and on the number
-of rows only by the tile: 1 to 16 rows give equal bits, 17 to 64, and 65 to MAX_ROWS.
+weight and on the tile, which the number of rows chooses. The bits of a row thus do not depend on other rows, and are
+equal for all numbers of rows with the same tile: 1 to 16, 17 to 64, and 65 to MAX_ROWS.
 """
 
 from typing import no_type_check
@@ -46,7 +46,7 @@ def group_linear(
 ) -> Float[Tensor, "rows out"]:
     """Multiply rows of 16 bits, whose inputs lie in the order of the weight's rows.
 
-    `out_dtype`: fp32 outputs are of sums that are not rounded to 16 bits, which only the kernel computes.
+    `out_dtype`: with fp32, sums are not rounded to 16 bits; only the kernel can do that.
     """
     out_dtype = out_dtype or x.dtype
     if len(x) > MAX_ROWS and out_dtype == x.dtype:
@@ -60,7 +60,7 @@ def choose_tile(num_rows: int) -> Tile:
 
 
 def num_parts(weight: GroupTensor, tile: Tile) -> int:
-    """Return into how many parts the inputs are divided, so that few outputs occupy a GPU, too."""
+    """Return the number of parts into which the inputs are divided, so that even few outputs occupy a GPU."""
     out, size = weight.shape
     steps, columns = size // depth_of(weight.format, size, tile.rows), cdiv(out, tile.columns)
     return max(1, min(_PROGRAMS[tile.rows] // columns, steps // _LEAST_STEPS))

@@ -19,7 +19,7 @@ NUM_STAGES = {16: 3, 64: 3, 128: 2}
 
 
 def depth_of(weight_format: GroupFormat, size: int, rows: int) -> int:
-    """Return the inputs of a step: as many as divide a row, and are a part of a group or several whole ones.
+    """Return the number of inputs of a step: it divides the row, and is a part of a group or several whole groups.
 
     `rows`: of a tile. A table's values go through shared memory, as all loads of a loop do, which has no place for 128
     inputs of large tiles.

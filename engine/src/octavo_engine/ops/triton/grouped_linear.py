@@ -1,8 +1,8 @@
 """Products of rows with the weights of their experts, in one launch for all experts.
 
-The rows are sorted by expert. A program computes some columns of a tile of rows, and finds their expert by the first
-tiles of all experts: every expert has one tile more than its rows fill, as the sequences of attention have. So the grid
-depends on no number of rows of an expert, and the host need not know these numbers.
+The rows are sorted by expert. A program computes some columns of a tile of rows, and finds the expert of the tile by
+the first tiles of all experts. Each expert has one tile more than its rows fill, as each sequence has in attention. So
+the grid does not depend on how many rows each expert has, and the host need not know these numbers.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ TILES = (Tile(16, 64, 4), Tile(64, 128, 4), Tile(128, 128, 8))
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """The choices of all rows, sorted by expert. `slots`: the place of each in the numbers of the rows' experts, and
-    `starts` the first one of each expert."""
+    """The choices of all rows, sorted by expert. `slots`: the place of each choice before sorting. `starts`: the first
+    choice of each expert."""
 
     slots: Int[Tensor, " choices"]
     starts: Int[Tensor, " experts_plus_1"]
@@ -53,7 +53,8 @@ def choose_tile(num_choices: int, num_experts: int) -> Tile:
 
 
 def sort_rows(numbers: Int[Tensor, "rows k"], experts: Int[Tensor, " experts_plus_1"], tile: Tile) -> SortedRows:
-    """Sort the choices. `numbers`: of each row's experts. `experts`: 0, 1 and so on to the number of all experts."""
+    """Sort the choices. `numbers`: the experts of each row. `experts`: the numbers from 0 to the number of all
+    experts."""
     chosen, slots = numbers.flatten().sort(stable=True)
     return SortedRows(slots, torch.searchsorted(chosen, experts, out_int32=True), numbers.shape[1], tile)
 
@@ -65,7 +66,8 @@ def grouped_linear(
     *,
     is_sorted: bool,
 ) -> Float[Tensor, "choices out"]:
-    """Multiply. The outputs are sorted by expert if the inputs, one for each row, are not, and the reverse."""
+    """Multiply. If the inputs are in the order of the rows, the outputs are sorted by expert; if the inputs are sorted,
+    the outputs are in the order of the rows."""
     num_experts, out_features, in_features = weight.shape
     num_choices, tile = len(rows.slots), rows.tile
     assert x.is_contiguous()

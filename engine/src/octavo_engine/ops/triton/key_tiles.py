@@ -90,7 +90,8 @@ def attend_keys(
 def stored_values(stored, dtype: tl.constexpr, HAS_E4M3: tl.constexpr):
     """Return stored keys or values; bytes are e4m3 codes, which become numbers of `dtype`, and NaN stays NaN.
 
-    Where the GPU does not convert them, their shifted bits are those of a number that is 2**120 or 2**8 times smaller.
+    On a GPU without a conversion, the bits of a code are shifted: this gives a number that is 2**120 or 2**8 times
+    smaller.
     """
     if stored.dtype != tl.uint8:
         values = stored

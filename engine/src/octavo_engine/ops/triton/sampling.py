@@ -2,8 +2,8 @@
 
 A program computes one row, in two passes over it. The first keeps the largest logit of each of `_TILE` lanes; the
 `_SURE`-th largest of these is at most the row's `_SURE`-th largest logit. The second copies the logits from there on,
-few of them, and sums the weights of all. The least logit that top-k or top-p keeps is then found by bisection over the
-numbers of fp32, in their order, among the copies. A row whose copies may not have all kept tokens (a larger top-k, a
+few of them, and sums the weights of all. The least logit that top-k or top-p keeps is then found among the copies, by
+bisection over all fp32 numbers in their order. A row whose copies may not have all kept tokens (a larger top-k, a
 nucleus of more tokens, or more copies than fit) is bisected with one pass over the row for each bit.
 
 Weights are integers, so that their sums are exact in any order, and multiplications are not fused with additions: a
@@ -141,7 +141,8 @@ def noise(bits):
 @triton.jit
 @no_type_check
 def best_token(row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Return the largest logit of each lane, of the row, its token, and whether the row has no finite maximum."""
+    """Return the largest logit of each lane, the largest of the row and its token, and whether the row has no finite
+    maximum."""
     best_each = tl.full([TILE], _NEVER, tl.float32)
     first_each = tl.full([TILE], _LAST_ID, tl.int32)
     unordered = tl.zeros([TILE], tl.int32)
@@ -220,7 +221,8 @@ def draw_among(
 ):
     """Return the token that `draw` would return, from the copies alone, and whether they have all kept tokens.
 
-    `top_k`: 0 for none. `total`: the weight of the row, of which the copies have that above `bound`.
+    `top_k`: 0 if it is off. `total`: the sum of the weights of the whole row. The copies are the logits from `bound`
+    on.
     """
     lanes = tl.arange(0, MOST)
     x = tl.load(copies_ptr + lanes, mask=lanes < count, other=_NEVER)

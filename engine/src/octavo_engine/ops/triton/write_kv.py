@@ -74,7 +74,8 @@ def write_kv_kernel(
 def to_stored(x, factor, dtype: tl.constexpr):
     """Return values as a cache of this type has them: bytes are the e4m3 codes that are nearest to `x * factor`.
 
-    Of two codes the even one is taken, beyond 448 the largest one; NaN stays NaN.
+    Between two codes that are equally near, the even one is chosen; values beyond 448 get the largest code; NaN stays
+    NaN.
     """
     if dtype == tl.uint8:
         value = x.to(tl.float32) * factor

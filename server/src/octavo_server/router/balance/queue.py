@@ -3,8 +3,9 @@
 A request is *held* while its model has no replica, and *queued* while all replicas of its model are full or have an
 open breaker. Code that ends a request or changes a replica must call `wake`.
 
-Tenants take turns (start-time fair queueing, for each model): a tenant's next request has its turn later than the one
-before by that one's cost. A tenant without waiting requests joins at the turn of the latest admitted request.
+Tenants take turns (start-time fair queueing, for each model): the turn of a tenant's next request is that of its
+previous request plus the cost of that request. A tenant without waiting requests joins at the turn of the latest
+admitted request.
 """
 
 import asyncio
