@@ -27,17 +27,17 @@ async def still_serves(served):
 
 
 @pytest.mark.parametrize(("images", "limit"), [(None, 4 * 2**20), (object(), 32 * 2**20)], ids=["text", "images"])
-async def test_the_default_limit_follows_from_the_model(tmp_path, monkeypatch, images, limit):
-    monkeypatch.setattr(ScriptedClient, "images", images, raising=False)
-    async with serving(ScriptedClient(write_byte_model(tmp_path))) as started:
+async def test_the_default_limit_follows_from_the_model(tmp_path, images, limit):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    engine.frontend.images = images
+    async with serving(engine) as started:
         assert started.server.config.app.state.context.config.limits.body_bytes == limit
 
 
-async def test_a_given_limit_holds_for_each_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(ScriptedClient, "images", object(), raising=False)
-    async with serving(
-        ScriptedClient(write_byte_model(tmp_path)), limits=RequestLimits(max_request_bytes=9)
-    ) as started:
+async def test_a_given_limit_holds_for_each_model(tmp_path):
+    engine = ScriptedClient(write_byte_model(tmp_path))
+    engine.frontend.images = object()
+    async with serving(engine, limits=RequestLimits(max_request_bytes=9)) as started:
         assert (await started.http.post(TEXT, json={"prompt": "a"})).status_code == 413
 
 
