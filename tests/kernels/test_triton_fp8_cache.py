@@ -10,10 +10,7 @@ import pytest
 import torch
 from octavo_engine.ops.attention import LayerKVSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.norm import rms_weight
-from octavo_engine.ops.rope import Rotation
 from octavo_engine.ops.triton.write_kv import write_kv
-from octavo_engine.ops.triton.write_qkv import write_qkv
 from octavo_testing.attention_cases import (
     E4M3Reference,
     SeqShape,
@@ -23,7 +20,7 @@ from octavo_testing.attention_cases import (
     random_qkv,
     run_history_and_step,
 )
-from octavo_testing.kernel_cases import angles, random
+from octavo_testing.kernel_cases import fused_code_pairs
 from octavo_testing.triton_device import exact_e4m3
 from torch import Tensor
 
@@ -129,16 +126,9 @@ def test_large_values_and_rows_of_zeros_are_attended_to() -> None:
 
 def test_the_fused_write_rounds_what_a_wide_cache_gets() -> None:
     """Keys are rounded to the type of the model before, as where no kernel fuses norm, rotation and write."""
-    norm, table = rms_weight(1 + random(8, 80) / 10, 1e-6), angles(7, 48, torch.float16)
-    fused, slots = random(7, 10, 80, dtype=torch.float16, seed=1), torch.arange(7) + 11
-    slots[3] = -1
-    caches = [torch.zeros(2, 2, 2, 16, 80, dtype=kind) for kind in (torch.float16, torch.uint8)]
-    for cache in caches:
-        write_qkv(cache, fused[:, :8], fused[:, 8:], slots, norm, Rotation(*table.unbind(1)), (0.02, 0.5))
-    wide, codes = caches[0], caches[1].view(E4M3)
-    for half, scale in enumerate((0.02, 0.5)):
-        assert torch.equal(codes[:, half].float(), e4m3_codes(wide[:, half], scale).float())
-    assert codes.float().unique().numel() > 100
+    for codes, want in fused_code_pairs(80, 48, has_norm=True, dtype=torch.float16).values():
+        assert torch.equal(codes, want)
+        assert codes.unique().numel() > 100
 
 
 def test_copies_and_swaps_keep_every_byte() -> None:

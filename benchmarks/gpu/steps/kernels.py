@@ -123,6 +123,8 @@ def fused(step: Step, name: str, kernel: str, dtype: str, **shape: Any) -> None:
     kind, pairs = getattr(torch, dtype), {}
     if kernel == "write_qkv":
         pairs = kernel_cases.fused_write_pairs(**shape, dtype=kind, device=step.device, block_size=BLOCK)
+    if kernel == "write_qkv to e4m3":
+        pairs = kernel_cases.fused_code_pairs(**shape, dtype=kind, device=step.device, block_size=BLOCK)
     for size in SIZES[step.device] if kernel == "rms_norm" else ():
         found = kernel_cases.norm_pairs(33, size, kind, step.device)
         pairs |= {f"size {size}, {way}": pair for way, pair in found.items()}
@@ -303,6 +305,8 @@ def cases_of(step: Step) -> dict[str, Case]:
             shape = {"dtype": dtype, "dim": dim, "rotary": rotary, "has_norm": has_norm}
             name = f"write_qkv {dtype} dim {dim}, {rotary} rotary{', norm' * has_norm}"
             add(name, fused, kernel="write_qkv", **shape)
+            if dtype != "float32":
+                add(f"{name}, e4m3 cache", fused, kernel="write_qkv to e4m3", **shape)
         for dim, group, variant in attention_shapes(step, dtype):
             name = f"attention {dtype} dim {dim}, {group} heads a KV head, {variant}"
             shape = {"dtype": dtype, "dim": dim, "group": group, "variant": variant}
