@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from octavo_engine.grammar.compiler import GrammarCompiler
 from octavo_engine.layers.moe import MoE
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
+from octavo_engine.ops.group_tensor import GroupFormat
 from octavo_engine.ops.triton import (
     decode_attention,
     elementwise,
+    fp8_linear,
+    group_linear,
     grouped_linear,
     paged_attention,
     sampling,
@@ -35,6 +39,7 @@ from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.plan import NewSeq, StepPlan
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_testing.gpu_compiler import GpuCompiler, Launches, MetaSteps, assert_fast, record_layer_launches
+from octavo_testing.group_weights import KINDS
 from octavo_testing.runner_rig import new, no_vocabulary, step
 from octavo_testing.tiny_models import FAMILIES, make_tiny
 from torch import Tensor
@@ -58,6 +63,10 @@ def test_a_model_compiles_for_hopper() -> None:
     assert_fast(report)
 
 
+KERNEL_MODULES = (decode_attention, elementwise, fp8_linear, group_linear, grouped_linear, paged_attention, sampling,
+    write_kv, write_qkv)  # fmt: skip
+
+
 @pytest.fixture
 def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the kernels, which would start in the interpreter, for steps on the `meta` device."""
@@ -65,7 +74,7 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(name: str) -> Any:
         return defaultdict[object, Any](lambda: lambda *arguments, **options: Launches.add(name))
 
-    for module in (decode_attention, elementwise, grouped_linear, paged_attention, sampling, write_kv, write_qkv):
+    for module in KERNEL_MODULES:
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             monkeypatch.setattr(module, name, launch(name))
 
@@ -167,9 +176,15 @@ class CountedDevice(MetaDevice):
         )
 
 
-@pytest.mark.usefixtures("_draws_on_meta")
-def test_the_host_makes_twelve_calls_for_a_step_with_prompts(steps: MetaSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_draws_on_meta", "_no_kernels")
+@pytest.mark.parametrize("kind", [None, KINDS["int4"]], ids=["plain", "int4"])
+def test_the_host_makes_twelve_calls_for_a_step_with_prompts(
+    kind: GroupFormat | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Copies, operators of torch, kernels and replays; an eager step launches hundreds for a model of many layers."""
+    if kind is not None:
+        monkeypatch.setattr("octavo_engine.ops.triton_devices.DEVICES", {"meta"})
+    steps = MetaSteps("Qwen3ForCausalLM", torch.bfloat16, kind=kind)
     calls: list[str] = []
     monkeypatch.setattr(Launches, "current", calls)
 
@@ -249,6 +264,31 @@ def test_a_step_with_experts_reads_nothing_back_to_the_host(architecture: str, m
     assert run(steps).dtype == torch.float32
     assert [len(each) for each in launches] == [EXPERT_LAUNCHES[architecture]] * 2
     assert max(EXPERT_LAUNCHES.values()) <= 16
+    assert not steps.model.waits_for_device
+
+
+#: Groups, and the kernels of products with up to 256 rows and with more.
+GROUPS = {name: (kind, "group_linear_kernel", "expand_groups_kernel") for name, kind in KINDS.items()} | {
+    "an order": (replace(KINDS["int4"], has_order=True), "group_linear_kernel", "expand_groups_kernel"),
+    "rounded": (replace(KINDS["e4m3"], group_size=128, rounds_inputs=True), *["fp8_linear_kernel"] * 2),
+}
+
+
+@pytest.mark.usefixtures("_no_kernels")
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM"])
+@pytest.mark.parametrize(("kind", "few", "many"), GROUPS.values(), ids=GROUPS)
+def test_a_step_with_weights_in_groups_reads_nothing_back_to_the_host(
+    kind: GroupFormat, few: str, many: str, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo_engine.ops.triton_devices.DEVICES", {"meta"})
+    steps = MetaSteps(architecture, torch.bfloat16, kind=kind)
+    for tokens, kernel in ((40, few), (300, many)):
+        with monkeypatch.context() as recorded:
+            recorded.setattr(Launches, "current", launches := [])
+            logits, _ = steps.run(seqs=3, tokens=tokens, max_query_len=tokens - 2, table_width=30)
+        assert logits.shape == (3, steps.model.config.vocab_size)
+        assert kernel in launches
+        assert ("grouped_values_kernel" in launches) == ("Moe" in architecture)
     assert not steps.model.waits_for_device
 
 

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -320,16 +321,23 @@ class MetaSteps:
     """A model, or the part of one rank, on the `meta` device, with the CUDA backend, and its steps.
 
     `config`: of a model that is not among `MODELS`. `sm`: the compute capability that attention chooses its tiles for.
+    `kind`: the groups that all linear layers but the head and routers have.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype, ranks: int = 1, config: Any = None, sm: int = 80) -> None:
+    def __init__(
+        self, name: str, dtype: torch.dtype, ranks: int = 1, config: Any = None, sm: int = 80, kind: Any = None
+    ) -> None:
         from octavo_engine.models.registry import build_model
         from octavo_engine.ops.cuda_backend import CudaBackend
 
         config = config or _model_config(name)
         max_model_len = min(8192, config.max_position_embeddings)
         group = FirstOfMany(0, ranks)
-        self.model = build_model(config, dtype=dtype, device="meta", max_model_len=max_model_len, group=group)
+        build = partial(build_model, config, dtype=dtype, device="meta", max_model_len=max_model_len, group=group)
+        self.model = build()
+        if kind is not None:
+            names = [name for name in self.model.named_shapes() if name.endswith("_proj.weight")]
+            self.model = build(block_formats=dict.fromkeys(names, kind))
         self.model.finish_loading()
         self.backend = CudaBackend(self.model.kv_specs(), 16, dtype, "meta", num_programs=400, has_wgmma=sm == 90)
         self.backend.allocate(1000)
