@@ -76,7 +76,9 @@ def test_each_expert_may_have_an_order_of_its_inputs(ordered: str, monkeypatch: 
     names = [[f"{i}.{part}" for part in ("gate", "up", "down")] for i in range(EXPERTS)]
     specs = [gated_specs(f"{i}", SIZE, 96, ("gate", "up", "down"), build, adds_up=False) for i in range(EXPERTS)]
     kind = random_group_tensor("int4", 1, SIZE, 32).format
-    kept = replace(build, block_formats={f"{name}.weight": kind for each in names for name in each})
+    kinds = [replace(kind, has_order=(part == "down") == (ordered == "down")) for part in ("gate", "up", "down")]
+    formats = {f"{name}.weight": own for each in names for name, own in zip(each, kinds, strict=True)}
+    kept = replace(build, block_formats=formats)
     groups, plain = Experts("experts", specs, 2, "silu", kept), Experts("experts", specs, 2, "silu", build)
     weights: dict[str, GroupTensor] = {}
     for i, (gate, up, down) in enumerate(names):
@@ -84,6 +86,7 @@ def test_each_expert_may_have_an_order_of_its_inputs(ordered: str, monkeypatch: 
             has_order, draw = (name == down) == (ordered == "down") and i != 1, torch.Generator().manual_seed(i)
             order = torch.randperm(size, generator=draw) if has_order else None
             weights[f"{name}.weight"] = replace(random_group_tensor("int4", out, size, 32, seed=i), order=order)
+    planned = groups.weights_bytes()
     for slot in groups.weight_slots():
         if slot.name in weights:
             slot.load(weights[slot.name])
@@ -93,6 +96,8 @@ def test_each_expert_may_have_an_order_of_its_inputs(ordered: str, monkeypatch: 
             order = weights[slot.name].order
             slot.load(values if order is None else values[:, order.argsort()])
     groups.finish_loading()
+    assert groups.weights_bytes() == planned
+    assert not [each for each in groups.each if each.gate_up.method.order_bytes or each.down.method.order_bytes]
     x, numbers = random(5, SIZE, dtype=torch.float16), random(5, EXPERTS, seed=1).topk(2).indices
     shares = torch.full((5, 2), 0.5)
     assert all(isinstance(stack, GroupTensor) for stack in groups.stacks)

@@ -54,6 +54,7 @@ from octavo_testing.triton_device import triton_kernels
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+ACT_ORDER = Path(__file__).parents[1] / "weights" / "quantised_checkpoints" / "act_order"
 DEVICE, GPU = CpuDevice(), CudaDevice()
 TOKENS = list(range(3, 40))
 
@@ -203,6 +204,28 @@ def test_weights_are_quantised_while_they_load(
     (message,) = caplog.messages
     assert message.startswith(f"{len(names)} tensors were quantised to {quantization} while loading")
     assert ("(40, 56)" in message) == (name == "qwen2_moe")
+
+
+@pytest.mark.parametrize("keeps", [groups_kept, nullcontext], ids=["groups", "blocks"])
+def test_the_plan_counts_the_orders_of_inputs(keeps: Any, tmp_path: Path) -> None:
+    """Each fused layer has one order, of 4 bytes for each input; one whose groups are in order has none."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "num_gpu_blocks_override": 20, "max_model_len": 64}
+    tensors = load_file(ACT_ORDER / "model.safetensors")
+    in_order = {name: values.sort().values for name, values in tensors.items() if name.endswith("g_idx")}
+    save_file(tensors | in_order, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((ACT_ORDER / "config.json").read_bytes())
+    found = []
+    for folder in (ACT_ORDER, tmp_path):
+        config = EngineConfig(model=str(folder), **settings)
+        files = resolve_model(str(folder))
+        model_config = load_model_config(files)
+        with keeps():
+            plan = plan_memory(config, DEVICE, model_config, stored_tensors(files))
+        model = load_model(DEVICE, files, model_config, plan)
+        assert plan.model.weights_bytes == model.weights_bytes()
+        found.append(model)
+    inputs = [each.spec.in_features for each in found[0].modules() if isinstance(each, Linear) and not each.spec.wide]
+    assert found[0].weights_bytes() - found[1].weights_bytes() == 4 * sum(inputs) > 0
 
 
 @pytest.mark.parametrize("quantization", ["int4", "int8"])

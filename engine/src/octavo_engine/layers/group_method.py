@@ -111,7 +111,7 @@ class GroupMethod(PartsMethod):
             compile_tiles(self.weight, self.bias, dtype, torch.float32 if self.spec.wide else dtype)
 
     def weights_bytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        return self.weight.nbytes + self.order_bytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 def multiply(x: Tensor, weight: GroupTensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -133,7 +133,7 @@ def bad_weight(name: str, output: int, kept: str) -> StartupError:
 
 
 def empty_groups(spec: LinearSpec, build: BuildContext, stored: GroupFormat, *num_experts: int) -> GroupTensor:
-    """Return this rank's weight of a layer, or those of several experts, to be loaded."""
+    """Return this rank's weight of a layer, or those of several experts, with their orders, to be loaded."""
     size, out = spec.rank_inputs, sum(spec.rank_outs)
     kept = replace(stored, group_size=size) if stored.group_size == spec.in_features else stored
     shape, scale_dtype = (*num_experts, size // kept.group_size, out), kept.scale_dtype
@@ -144,4 +144,5 @@ def empty_groups(spec: LinearSpec, build: BuildContext, stored: GroupFormat, *nu
         scales=build.empty(*shape, dtype=scale_dtype),
         offsets=None if offset_dtype is None else build.empty(*shape, dtype=offset_dtype),
         table=build.empty(*num_experts, 16, dtype=torch.float32) if kept.codes == "table4" else None,
+        order=build.empty(*num_experts, size, dtype=torch.int32) if kept.has_order and num_experts else None,
     )

@@ -115,6 +115,8 @@ class PartsMethod(PackedMethod):
         self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
         self.bias = build.empty(sum(spec.rank_outs)) if spec.bias and spec.shard.owns_bias else None
         self.order: Tensor | None = None  # of the inputs, equal in all parts
+        if formats[0].has_order:
+            self.order = build.empty(spec.rank_inputs, dtype=torch.int32)
         self.is_loaded = False
         self._device = build.device
 
@@ -163,7 +165,7 @@ class PartsMethod(PackedMethod):
                 targets[part].copy_(tensor[rows.start : rows.stop])
 
     def _set_order(self, name: str, order: Tensor | None) -> None:
-        order = None if order is None else order.to(self._device)
+        order = None if order is None else order.to(self._device, torch.int32)
         if self.is_loaded and not _are_equal(self.order, order):
             raise StartupError(
                 f"tensor '{name}': its inputs have another order than those of the other parts of the layer "
@@ -176,6 +178,10 @@ class PartsMethod(PackedMethod):
                 f"--tensor-parallel-size {shard.group.size}: use a checkpoint without act-order, --dtype float32, or 1."
             )
         self.order, self.is_loaded = order, True
+
+    @property
+    def order_bytes(self) -> int:
+        return 0 if self.order is None else self.order.nbytes
 
     def _ordered(self, x: Tensor) -> Tensor:
         return x if self.order is None else x.index_select(-1, self.order)

@@ -211,14 +211,16 @@ def _empty_stack(
 
 
 def _with_orders(stack: Tensor | GroupTensor, linears: Sequence[Linear]) -> Tensor | GroupTensor:
-    """Return a stack with the orders of its experts' inputs, if any has one."""
-    methods = [linear.method for linear in linears]
-    orders = [method.order for method in methods if isinstance(method, GroupMethod)]
-    if not isinstance(stack, GroupTensor) or all(order is None for order in orders):
+    """Return a stack with the orders of its experts' inputs, if any has one, which the experts then no longer have."""
+    methods = [linear.method for linear in linears if isinstance(linear.method, GroupMethod)]
+    orders = [method.order for method in methods]
+    if not isinstance(stack, GroupTensor) or (stack.order is None and all(order is None for order in orders)):
         return stack
-    natural = torch.arange(stack.shape[2], device=stack.codes.device)
+    natural = torch.arange(stack.shape[2], dtype=torch.int32, device=stack.codes.device)
     each = torch.stack([natural if order is None else order for order in orders])
-    return replace(stack, order=each.to(torch.int32))
+    for method in methods:
+        method.order = None
+    return replace(stack, order=each if stack.order is None else stack.order.copy_(each))
 
 
 def count_rows(chosen: Int[Tensor, " rows"], num_experts: int) -> list[int]:

@@ -97,7 +97,7 @@ class QuantisedMethod(PartsMethod):
 
     def weights_bytes(self) -> int:
         weights = 0 if self.tied else sum(weight.nbytes for weight in self.weights)
-        return weights + (0 if self.bias is None else self.bias.nbytes)
+        return weights + self.order_bytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 def load_blocks(

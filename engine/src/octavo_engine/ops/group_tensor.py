@@ -31,8 +31,8 @@ ROUNDED_GROUP = 128
 class GroupFormat:
     """`name`: for logs and errors. `group_size`: the inputs that share a scale, a multiple of 32.
 
-    `rounds_inputs`: only for e4m3: kernels that multiply such groups round the inputs to e4m3, too. It does not count
-    when two formats are compared.
+    `rounds_inputs`: only for e4m3: kernels that multiply such groups round the inputs to e4m3, too. `has_order`: the
+    weights have an order of their inputs, which takes memory. Neither counts when two formats are compared.
     """
 
     name: str
@@ -41,6 +41,7 @@ class GroupFormat:
     scale_dtype: torch.dtype = torch.float16
     offsets: Offsets = "none"
     rounds_inputs: bool = field(default=False, compare=False)
+    has_order: bool = field(default=False, compare=False)
 
     @property
     def num_values(self) -> int:

@@ -6,7 +6,7 @@ Inputs are rounded to int8 for each product, and an output's bits depend only on
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import BFloat16, Int, UInt8
@@ -24,7 +24,8 @@ PANEL = 32
 class QuantisedFormat:
     """A block is `num_bytes` for `num_values` of a row. `kernel_format`: `enum Format` of the kernels.
 
-    `unpacked_bytes`: added in memory, where each 6-bit number takes a byte.
+    `unpacked_bytes`: added in memory, where each 6-bit number takes a byte. `has_order`: the weights have an order of
+    their inputs, which takes memory; formats are equal with it and without it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class QuantisedFormat:
     num_bytes: int
     num_values: int = 32
     unpacked_bytes: int = 0
+    has_order: bool = field(default=False, compare=False)
 
 
 #: The formats that the kernels multiply, by the names of GGUF's types.

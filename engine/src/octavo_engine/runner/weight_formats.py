@@ -23,7 +23,7 @@ from octavo_engine.ops.group_tensor import CODE_BLOCK, GroupFormat, WeightFormat
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.sources.quantised_config import QuantisedConfig
-from octavo_engine.weights.loader import StoredTensor, group_format
+from octavo_engine.weights.loader import StoredTensor, group_format, has_order
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,7 +41,8 @@ StoredTensors = Mapping[str, StoredTensor]
 
 def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, WeightFormat]:
     """Return the formats in which this device can multiply the tensors; a model may keep fewer of them."""
-    return {name: kept for name, info in stored.items() if (kept := _kept_format(info, device, dtype)) is not None}
+    found = ((name, info, _kept_format(info, device, dtype)) for name, info in stored.items())
+    return {name: replace(kept, has_order=has_order(info)) for name, info, kept in found if kept is not None}
 
 
 def _kept_format(info: StoredTensor, device: Device, dtype: torch.dtype) -> WeightFormat | None:

@@ -255,6 +255,11 @@ def group_format(info: StoredTensor) -> GroupFormat | None:
     return None if info.type is None else GROUP_FORMATS.get(info.type.name)
 
 
+def has_order(info: StoredTensor) -> bool:
+    """Return True if a tensor's inputs have an order in memory."""
+    return isinstance(info, QuantisedLayer) and info.has_order()
+
+
 def stored_tensors(files: ModelFiles) -> Mapping[str, StoredTensor]:
     """Return the tensors by Hugging Face's names; {} for an unquantised checkpoint. Raises StartupError."""
     return gguf_tensors(files) if files.load_format == "gguf" else read_quantised_layers(files, log=True)

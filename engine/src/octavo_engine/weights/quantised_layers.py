@@ -65,7 +65,8 @@ class QuantisedLayer:
     """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name.
 
     `scale_type`: the type of its scales in the file. `has_exact_scales`: returns True if blocks can hold the scales,
-    which are fp16 numbers in blocks. `read_shape`: returns shape and group size where only a tensor has them.
+    which are fp16 numbers in blocks. `has_order`: returns True if groups mix inputs. `read_shape`: returns shape and
+    group size where only a tensor has them.
     """
 
     name: str
@@ -76,6 +77,7 @@ class QuantisedLayer:
     num_bytes: int
     scale_type: str = "F32"
     has_exact_scales: Callable[[], bool] = lambda: True
+    has_order: Callable[[], bool] = lambda: False
     read_shape: Callable[[], tuple[tuple[int, int], int]] | None = None
 
     @property
@@ -118,7 +120,8 @@ class QuantisedLayer:
 def quantised_layers(
     config: QuantisedConfig, headers: Mapping[str, SafeTensor], read: Callable[[str], Tensor] | None = None
 ) -> dict[str, QuantisedLayer]:
-    """Return the layers by the names of their weights. `read`: reads a tensor; None: blocks can hold all scales.
+    """Return the layers by the names of their weights. `read`: reads a tensor; None: blocks can hold all scales, and
+    inputs are in order.
 
     Raises StartupError for missing parts and wrong shapes.
     """
@@ -140,6 +143,9 @@ def quantised_layers(
     if read is None:
         return found
     for name, layer in found.items():
+        if layer.format.groups in layer.parts:
+            groups = f"{layer.name}.{layer.format.groups}"
+            layer = found[name] = replace(layer, has_order=cache(partial(_is_mixed, read, groups)))
         if layer.format.codes == "int" and layer.scale_type != "F16":
             scales = f"{layer.name}.{layer.format.scales}"
             found[name] = replace(layer, has_exact_scales=cache(partial(_are_exact, read, scales)))
@@ -159,6 +165,15 @@ def _read_shape(read: Callable[[str], Tensor], layer: QuantisedLayer) -> tuple[t
 def _are_exact(read: Callable[[str], Tensor], name: str) -> bool:
     scales = read(name)
     return torch.equal(scales.half().to(scales.dtype), scales)
+
+
+def _is_mixed(read: Callable[[str], Tensor], name: str) -> bool:
+    groups = read(name)
+    return bool((groups >= 0).all()) and not _is_sorted(groups)
+
+
+def _is_sorted(groups: Tensor) -> bool:
+    return bool((groups.diff() >= 0).all())
 
 
 def _is_quantised(parts: Mapping[str, SafeTensor]) -> bool:
@@ -337,7 +352,7 @@ class _Unpacked:
     def _order(self, unit: int) -> Tensor | None:
         """Return the order of the inputs by group; None if it is that of the checkpoint. `unit`: inputs with equal
         scales in memory."""
-        order = None if bool((self.groups.diff() >= 0).all()) else self.groups.argsort(stable=True)
+        order = None if _is_sorted(self.groups) else self.groups.argsort(stable=True)
         counts = self.groups.bincount()
         if bool((counts % unit != 0).any()):
             group = int((counts % unit != 0).nonzero()[0])
