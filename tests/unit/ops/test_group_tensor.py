@@ -39,3 +39,8 @@ def test_a_value_is_its_code_times_the_scale_of_its_group(codes: Codes, offsets:
             zero = int(zeros[at]) if offsets == "zeros" else 8 if codes == "int4" else 0
             value = (number - zero) * scales[at].double()
         assert expanded[row, column].item() == value.float().bfloat16().item()
+
+
+def test_codes_of_a_transposed_weight_are_packed_as_those_of_a_copy() -> None:
+    codes = torch.randint(0, 16, (64, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).t()
+    assert torch.equal(pack_nibbles(codes), pack_nibbles(codes.contiguous()))

@@ -116,7 +116,7 @@ def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out
 
 def pack_nibbles(codes: UInt8[Tensor, "out in_features"]) -> UInt8[Tensor, "out code_bytes"]:
     """Return codes of 4 bits, two to a byte, in blocks of 32. Eight codes are one number of 64 bits meanwhile."""
-    blocks = codes.view(torch.int64).view(len(codes), -1, 2, CODE_BLOCK // 16)
+    blocks = codes.contiguous().view(torch.int64).view(len(codes), -1, 2, CODE_BLOCK // 16)
     return (blocks[:, :, 0] | blocks[:, :, 1] << 4).view(torch.uint8).flatten(1)
 
 

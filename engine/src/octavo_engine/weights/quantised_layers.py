@@ -398,7 +398,7 @@ def signed_blocks(
     else:
         codes = (values + (8 if block_format.name == "Q4_0" else 16)).view(torch.uint8)
         if block_format.name == "Q5_0":
-            eights = (codes >> 4).view(torch.int64)
+            eights = (codes >> 4).contiguous().view(torch.int64)
             parts.append((eights * _SHIFTED_ONES >> 56).to(torch.uint8))
         parts.append(pack_nibbles((codes & 15).flatten(1)).view(*scales.shape, 16))
     return torch.cat(parts, -1).flatten(1)
