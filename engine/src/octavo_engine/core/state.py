@@ -93,8 +93,7 @@ class SchedulerState:
         self.tenants.usage[seq.group.request.tenant].generation_tokens += num_tokens
 
     def order_running(self) -> None:
-        """While tenants compete, move the sequences of tenants that hold more to the end; each tenant's first one
-        precedes all others."""
+        """While tenants compete, put each tenant's first sequence in front; sort the others by what tenants hold."""
         if self.tenants.compete:
             held = {tenant: self.tenants.part(tenant) / tenant.weight for tenant in self.tenants.active.values()}
             self.running.sort(

@@ -48,7 +48,7 @@ def plan_threads(
 ) -> ThreadPlan:
     """Plan the compute threads. `wanted`: --num-threads. Raises StartupError for an impossible binding to CPUs.
 
-    `rank`: the rank whose CPUs are planned, if a variable binds CPUs; the parts of all `num_ranks` ranks are checked.
+    `rank`: whose list of CPUs is planned, if a variable binds CPUs; the lists of all `num_ranks` ranks are checked.
     """
     name, value = bind_setting(env)
     if value not in ("auto", "nobind", "all"):

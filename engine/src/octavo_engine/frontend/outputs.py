@@ -133,7 +133,7 @@ class ScoringOutput:
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """The result of `LLM.score` for one pair. With an `error`, the score is not a number."""
+    """The result of `LLM.score` for one pair. With an `error`, the score is NaN."""
 
     __slots__ = ()
 

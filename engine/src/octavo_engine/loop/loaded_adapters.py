@@ -74,7 +74,7 @@ class AdapterLoad(TimedRead):
 
 @dataclass(slots=True)
 class _WantedAdapter:
-    """An adapter that requests wait for, by their ids. `folders`: those to read next, once it has a place."""
+    """An adapter not in memory. `waiting`: by request id. `folders`: those untried, once it has a place."""
 
     waiting: "dict[str, Future[object]]" = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
@@ -347,4 +347,4 @@ def _read_id(adapter: str) -> Hashable:
 
 
 def _ignore() -> None:
-    """Do nothing: the default `on_done`, for an engine core that nothing loads adapters into while it is idle."""
+    """Do nothing: the default `on_done`, for an engine core that loads no adapters while it is idle."""

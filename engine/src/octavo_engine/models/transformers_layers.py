@@ -26,7 +26,7 @@ from octavo_engine.layers.moe import Experts
 from octavo_engine.models.transformers_weights import CheckpointNames
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
 
-#: Of the tensors with which a class of experts is probed: rows, the weights of 3 experts, weights of 2 experts a row.
+#: Shapes with which a class of experts is probed: 5 rows, both weights of 3 experts, 2 routing weights a row.
 _PROBE_SHAPES = ((5, 6), (3, 8, 6), (3, 6, 4), (5, 2))
 
 

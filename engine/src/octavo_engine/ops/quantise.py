@@ -39,7 +39,7 @@ def quantised_slices(
 def quantised_groups(
     tensor: Float[Tensor, "out in_features"], group_format: GroupFormat, device: torch.device
 ) -> Iterator[tuple[int, GroupTensor]]:
-    """Yield the tensor's rows in groups of int8 or int4 on a device, each slice with the number of its first row.
+    """Yield slices of the tensor's rows, quantised to int8 or int4 on a device, each with its first row's number.
 
     A value that is infinite or NaN gives a group with such a scale.
     """

@@ -115,8 +115,8 @@ def load_model(
     *,
     check: Callable[[], None] = check_nothing,
 ) -> Model:
-    """Load a model, or the part of it of one rank of `group` and `stages`. `check`: called before each tensor and
-    layer; an error that it raises ends the loading."""
+    """Load a model, or the shard of one rank of `group` and `stages`. `check`: called before each tensor and layer;
+    an error that it raises ends the loading."""
     dtype = plan.dtype
     model = build_model(
         model_config,

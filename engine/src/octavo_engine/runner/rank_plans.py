@@ -40,8 +40,8 @@ PARTITION_VARIABLE = "VLLM_PP_LAYER_PARTITION"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlans:
-    """`config`: the settings of each rank, with the resolved number of sequences and, for several ranks, device, type
-    and length. `hosts`: the memory of each rank's host.
+    """`config`: of all ranks, with `max_num_seqs` resolved and, for several ranks, `device`, `dtype`, `max_model_len`.
+    `hosts`: the memory of each rank's host.
 
     `ranks`: plans with equal numbers of blocks. A rank with these settings and its host makes its plan again.
     `num_layers`: of each stage; empty for one stage.

@@ -1,5 +1,5 @@
-"""Chooses which tensors stay in blocks or groups in memory: tensors of quantised checkpoints, and those that
-`--quantization` quantises.
+"""Chooses which weights keep quantised blocks or groups in memory: of a quantised checkpoint, or made by
+`--quantization`.
 
 Other quantised tensors are expanded when they are read.
 """

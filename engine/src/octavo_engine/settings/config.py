@@ -194,7 +194,7 @@ class EngineConfig(Declared):
     )
     gpu_memory_utilization: float | None = setting(
         None,
-        "Share of the memory of the machine or container for weights and KV cache together.",
+        "Share of the memory of the GPU, machine or container for weights and KV cache.",
         ge=0.01,
         le=1.0,
         unset="0.9 on a GPU, else see --kv-cache-memory-bytes",

@@ -117,7 +117,7 @@ class Setting:
         return value is None or (self.ge, self.le) == (-inf, inf) or bool(self.ge <= value <= self.le)
 
     def checked(self, value: Any) -> Any:
-        """Return the field's value for a value from a flag, a file or a script, where a path may be given for text.
+        """Convert a value from a flag, a file or a script to the field's type; a `Path` is accepted for a text.
 
         Raises StartupError for a value of a wrong type or out of range.
         """

@@ -119,8 +119,8 @@ class KVEventsConfig(Declared):
 class SpeculativeConfig:
     """Value of `--speculative-config`.
 
-    "ngram": `prompt_lookup_*` are the most and the least tokens that a match must have. "draft_model": `model` makes
-    the drafts, in `revision` of its repository.
+    "ngram": a match has `prompt_lookup_min` to `prompt_lookup_max` tokens. "draft_model": `model`, at `revision` of its
+    repository, makes the drafts.
     """
 
     num_speculative_tokens: int

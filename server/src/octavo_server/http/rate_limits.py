@@ -24,7 +24,7 @@ WINDOW_S = 60.0
 REPORT_S, END_S = 2.0, 0.25
 #: Time without a report after which a replica's requests in progress no longer count.
 SILENCE_S = 2.0
-#: Time after the begin of a second of the window by which all reports that lack this second have arrived.
+#: `WINDOW_S + LATE_S` after the begin of a second, no report counts the requests sent in it any more.
 LATE_S = 2.0
 BUSY_RETRY_S = 1.0
 LEAST_PART = 0.25  # of a process, of the free places of a tenant

@@ -15,7 +15,7 @@ _OTHER_RUN = re.compile(r'[^"{}\[\]]+')
 _ESCAPABLE = frozenset('"\\/bfnrtu')
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-#: Text before the input in a custom tool's arguments. Some models write only the text.
+#: Opening of a custom tool's arguments. Some models write the input as a bare string.
 _OPENING = re.compile(r'\s*(?:\{\s*"input"\s*:\s*)?"')
 _OPENINGS = ('{"input":"', '"')
 #: Most characters of an opening; longer ones are white space without end.

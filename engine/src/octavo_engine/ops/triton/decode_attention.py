@@ -43,8 +43,8 @@ class DecodeParts:
 def most_parts(num_seqs: int, num_keys: int) -> int:
     """Return a bound for the parts of sequences that have `num_keys` keys in all.
 
-    Two parts of a sequence may hold few keys; all others are full. The keys fill at most `num_keys // short` of these,
-    and at most `num_keys // long` plus a few for each sequence.
+    Only the first and the last part of a sequence may not be full. Full parts: at most `num_keys // short`, and at
+    most `num_keys // long` plus a few for each sequence.
     """
     short, long, most = SHORT_PART.value, LONG_PART.value, MOST_IN_SHORT_PARTS.value
     parts: int = min(num_keys // short, num_keys // long + (most // short - most // long) * num_seqs)

@@ -28,7 +28,7 @@ from octavo_engine.ops.triton.group_values import (
 from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv
 
-#: The most rows for which the kernel is used; more repay the expansion of the weight.
+#: The most rows for which the kernel is used; for more, expanding is faster.
 MAX_ROWS = 256
 TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
 _PROGRAMS = {16: 512, 64: 256, 128: 256}  # for a tile's rows: about as many as a large GPU runs at a time
