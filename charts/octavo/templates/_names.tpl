@@ -34,19 +34,3 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "octavo.metricsApi" -}}
 {{ include "octavo.name" . }}-metrics-api
 {{- end }}
-
-{{- /* Whether the operators serve the cluster's custom metrics: not if another release or project does, in any version. */}}
-{{- define "octavo.servesMetrics" -}}
-{{- if and .Values.metricsApi.enabled (gt (int .Values.operator.replicas) 0) (not .Values.watchNamespaces) }}
-{{- $foreign := false }}
-{{- range (lookup "apiregistration.k8s.io/v1" "APIService" "" "").items }}
-{{- if eq .spec.group "custom.metrics.k8s.io" }}
-{{- $service := .spec.service | default dict }}
-{{- if not (and (eq ($service.namespace | default "") $.Release.Namespace) (eq ($service.name | default "") (include "octavo.metricsApi" $))) }}
-{{- $foreign = true }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- if not $foreign }}true{{ end }}
-{{- end }}
-{{- end }}
