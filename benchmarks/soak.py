@@ -26,7 +26,7 @@ from pathlib import Path
 
 import aiohttp
 from router_processes import Killable
-from soak_figures import DETECTION_S, ORDINARY, Run, ends_by_kill, growths, judge
+from soak_figures import DETECTION_S, ORDINARY, UNKILLED_ROUTER, Run, ends_by_kill, growths, judge
 from soak_processes import KEYS, Kill, kill, look, pairs
 from soak_traffic import GREEDY_KINDS, KINDS, Request, draft, send
 from table import number, print_table, save_json
@@ -109,18 +109,19 @@ async def soak(run: Run, servers: dict[str, Killable], sample_every_s: float, se
         over.set()
     for _ in range(20):
         await asyncio.sleep(0.5)
-        run.busy = await busy_gauges(servers)
+        gauges = [
+            (name, line, value) for name in servers for line, value in (await metrics(servers[name], IDLE)).items()
+        ]
+        run.busy = {f"{name} {line}": value for name, line, value in gauges if value}
         if not run.busy:
             break
+    run.num_counted = int(sum((await metrics(routers[UNKILLED_ROUTER], ("octavo_router_requests_total",))).values()))
 
 
-async def busy_gauges(servers: dict[str, Killable]) -> dict[str, float]:
-    found = {}
-    for name, server in servers.items():
-        async with aiohttp.ClientSession(server.url) as session, session.get("/metrics") as response:
-            lines = [line for line in (await response.text()).splitlines() if line.startswith(IDLE)]
-        found |= {f"{name} {line}": float(line.rsplit(" ", 1)[1]) for line in lines}
-    return {line: value for line, value in found.items() if value}
+async def metrics(server: Killable, names: tuple[str, ...]) -> dict[str, float]:
+    async with aiohttp.ClientSession(server.url) as session, session.get("/metrics") as response:
+        lines = [line for line in (await response.text()).splitlines() if line.startswith(names)]
+    return {line: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 def show(run: Run) -> bool:

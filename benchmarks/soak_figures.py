@@ -1,4 +1,4 @@
-"""What a run of `soak.py` recorded, and the figures and goals that follow from it."""
+"""Records of a run of `soak.py`, and the figures and goals that follow from them."""
 
 import statistics
 from collections import Counter
@@ -12,6 +12,7 @@ from table import number
 #: The polite tenant is alone for a quarter of every four minutes of ten: kills come at other times in each turn.
 TURN, ALONE = 0.4, 0.25
 GROWTH, RATE = 0.03, 0.5
+UNKILLED_ROUTER = "router-2"
 DETECTION_S = 10.0  # time after a kill in which its requests may still end
 ORDINARY = frozenset({"finished", "cancelled", "rejected", "limited"})
 FROM_ROUTER = frozenset({"cut", "no connection"})
@@ -31,6 +32,7 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=dict)  # gauges that should be 0 after the run
+    num_counted: int = 0  # requests in the metrics of the router that is never killed
 
     def is_alone(self, at_s: float) -> bool:
         """Return whether the polite tenant is alone at a time."""
@@ -54,6 +56,11 @@ class Run:
             is_refused = request.end == "limited" and request.tenant == "polite"
             if is_refused or (request.end not in ORDINARY and self.cause(request) is None):
                 yield request
+
+    def sent(self) -> tuple[int, int]:
+        """Return the requests to the router that is never killed: without those whose client left, and all."""
+        ends = [request.end for request in self.requests if request.router == UNKILLED_ROUTER]
+        return len(ends) - ends.count("cancelled"), len(ends)
 
     def rate(self, tenant: str, *, alone: bool) -> float:
         """Return the requests per second of a tenant that were answered, while the polite one was alone or was not."""
@@ -114,9 +121,15 @@ def judge(run: Run, grown: Sequence[Growth]) -> list[tuple[str, object, bool]]:
     num_open = sum(each.end == "open" for each in run.requests)
     num_faults, num_left = sum(1 for _ in run.faults()), sum(each.num_left for each in run.kills)
     kept = run.rate("polite", alone=False) / (run.rate("polite", alone=True) or 1)
+    fewest, most_sent = run.sent()
     rows: list[tuple[str, object, bool]] = [
         ("requests without an end", num_open, num_open == 0),
         ("requests that ended wrongly, or failed without a kill as the cause", num_faults, num_faults == 0),
+        (
+            f"requests that {UNKILLED_ROUTER} counted, of {fewest} that stayed and {most_sent} that were sent",
+            run.num_counted,
+            fewest <= run.num_counted <= most_sent,
+        ),
         ("processes that outlived their server by 10 s", num_left, num_left == 0),
         ("gauges of idle servers that are not 0", len(run.busy), not run.busy),
         (f"part of its rate that the polite tenant keeps, at least {RATE:g}", number(kept), kept >= RATE),

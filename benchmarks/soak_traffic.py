@@ -21,10 +21,19 @@ ADAPTERS = tuple(f"adapter-{i}" for i in range(4))
 #: hour, and more images, schemas and tokens than the engines' caches hold, so that these evict all the time.
 TEXTS, IMAGES, SCHEMAS = 100, 400, 400
 TIMEOUT_S = 90.0  # longer than a router holds a request
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 #: Kinds of requests, and how often each one is sent.
-KINDS = {"chat": 3, "completion": 2, "image": 2, "adapter": 2, "grammar": 2, "tool": 2, "cancel": 2, "invalid": 1}
+KINDS = {
+    "chat": 3,
+    **dict.fromkeys(("completion", "image", "adapter", "grammar", "tool", "cancel"), 2),
+    **dict.fromkeys(("message", "response", "invalid"), 1),
+}
 GREEDY_KINDS = {**KINDS, "long": 6}
+#: Last events of streams whose events have names.
+LAST_EVENTS = {
+    MESSAGES: ("message_stop", "error"),
+    RESPONSES: ("response.completed", "response.incomplete", "response.failed", "error"),
+}
 
 
 @dataclass(slots=True)
@@ -55,6 +64,14 @@ def draft(kind: str, dice: random.Random) -> Draft:
     if kind == "completion":
         body = {"model": TEXT, "prompt": words(4 + number % 40, number)} | _common(dice)
         return Draft(COMPLETION, body | dice.choice([{}, {"logprobs": 2}, {"n": 2, "temperature": 1}]))
+    if kind in ("message", "response"):
+        path, field, limit = {
+            "message": (MESSAGES, "messages", "max_tokens"),
+            "response": (RESPONSES, "input", "max_output_tokens"),
+        }[kind]
+        messages = [{"role": "user", "content": words(1 + number % 20, number)}]
+        stream = {"stream": dice.random() < 0.6}
+        return Draft(path, {"model": TEXT, field: messages, limit: dice.randrange(16, 60), **stream})
     body = _chat(kind, number, dice) | _common(dice)
     if kind == "grammar":
         schema = {"name": "page", "schema": _schema(dice.randrange(SCHEMAS))}
@@ -125,7 +142,7 @@ async def send(session: aiohttp.ClientSession, request: Request, planned: Draft)
         ):
             request.replica = response.headers.get("x-octavo-replica", "")
             data = await response.read()
-        request.end, request.detail = end_of(response.status, data, planned.body, request.kind)
+        request.end, request.detail = end_of(response.status, data, planned, request.kind)
     except TimeoutError:
         request.end = "cancelled" if planned.leaves_s else "hung"
     except aiohttp.ClientConnectorError as error:
@@ -136,24 +153,36 @@ async def send(session: aiohttp.ClientSession, request: Request, planned: Draft)
         request.ended_s = time.monotonic()
 
 
-def end_of(status: int, data: bytes, body: dict[str, Any], kind: str) -> tuple[str, str]:
+def end_of(status: int, data: bytes, planned: Draft, kind: str) -> tuple[str, str]:
     """Name the end of a response that has arrived as a whole, and what is wrong with it."""
+    text = data.decode(errors="replace")
     if status != 200:
-        text = data.decode(errors="replace")[:500]
         expected = {429: "limited", **(dict.fromkeys((400, 404), "rejected") if kind == "invalid" else {})}
-        return expected.get(status, f"status {status}"), text
+        return expected.get(status, f"status {status}"), text[:500]
     try:
-        if body.get("stream"):
-            return _end_of_stream(data.decode(), body)
+        if planned.body.get("stream"):
+            named = LAST_EVENTS.get(planned.path)
+            return _end_of_stream(text, planned.body) if named is None else _end_of_named(text, named)
         answer = json.loads(data)
-        _check(len(answer["choices"]) == body.get("n", 1), "another number of choices")
+        if planned.path in LAST_EVENTS:
+            _check(bool(answer.get("stop_reason") or answer.get("status") in ("completed", "incomplete")), "no end")
+            return "finished", ""
+        _check(len(answer["choices"]) == planned.body.get("n", 1), "another number of choices")
         for choice in answer["choices"]:
             _check(choice["finish_reason"] is not None, "a choice without an end")
             if kind == "grammar" and choice["finish_reason"] == "stop":
                 json.loads(choice["message"]["content"])
     except (ValueError, KeyError, TypeError) as error:
-        return "malformed", f"{error!r}: {data[-2000:].decode(errors='replace')}"
+        return "malformed", f"{error!r}: {text[-2000:]}"
     return "finished", ""
+
+
+def _end_of_named(text: str, last: tuple[str, ...]) -> tuple[str, str]:
+    *frames, rest = text.split("\n\n")
+    names = [frame.partition("\n")[0].removeprefix("event: ") for frame in frames]
+    _check(not rest and names[-1] in last, "another last event")
+    _check(sum(name in last for name in names) == 1, "several last events")
+    return ("error event", frames[-1]) if names[-1] in ("error", "response.failed") else ("finished", "")
 
 
 def _end_of_stream(text: str, body: dict[str, Any]) -> tuple[str, str]:
