@@ -1,7 +1,7 @@
 """The LoRA adapters that a runner holds, by the hashes of their contents, and their terms in a step.
 
-The rows of an adapter follow each other in a step (`sort_by_adapter`), so its terms read and write slices. Only steps
-with such rows set `Linear.adapter`: other steps keep their fused gate and their recordings.
+The rows of one adapter are adjacent in a step (`sort_by_adapter`), so its terms read and write slices. Only steps with
+adapters set `Linear.adapter`: other steps keep their fused gate and their recordings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdapter:
-    """An adapter that was read for a model, and is not added yet. `hash`: of its content."""
+    """An adapter, read and packed for a model but not added yet. `hash`: of its content."""
 
     hash: str
     terms: Terms
@@ -53,7 +53,7 @@ class Adapters:
     def prepare(self, location: str, advance: Advance = ignore_progress) -> PreparedAdapter:
         """Download, read and pack an adapter, on any thread. Raises StartupError.
 
-        A thread that hangs in the source keeps no model in memory.
+        A thread that hangs in a download holds no reference to the model.
         """
         if self._model is None:
             raise StartupError(f"adapter {location}: the engine sleeps: wake it up first.")
@@ -80,7 +80,7 @@ class Adapters:
         self._terms.pop(adapter, None)
 
     def release(self) -> None:
-        """Free the memory of all adapters, with that of the model."""
+        """Free the memory of all adapters, as the model's is freed."""
         self._model = None
         self._terms.clear()
 

@@ -51,8 +51,8 @@ class PersistentBatch:
         self.newest = NewestTokens(max_num_seqs, device, copy or keep) if starts_ahead else None
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
-        self._offsets = np.zeros(max_num_seqs, dtype=np.int64)  # of the positions of tokens after all images
-        self._grid_ends = np.zeros(max_num_seqs, dtype=np.int64)  # of the last images with a grid
+        self._offsets = np.zeros(max_num_seqs, dtype=np.int64)  # position minus index, for tokens after all images
+        self._grid_ends = np.zeros(max_num_seqs, dtype=np.int64)  # index after the last image with a grid
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -100,7 +100,7 @@ class PersistentBatch:
             self.append(rows.slots, rows.positions, UNKNOWN)
 
     def sort_by_adapter(self, plan: StepPlan) -> StepPlan:
-        """Return the plan with the sequences of each adapter beside each other, after those without one."""
+        """Return the plan sorted: first sequences without an adapter, then those of each adapter."""
         if not any(seq.adapter for seq in self.seqs.values()):
             return plan
         return replace(plan, seqs=sorted(plan.seqs, key=self._adapter))
@@ -123,7 +123,7 @@ class PersistentBatch:
     def inputs(self, plan: StepPlan, place: Place | None = None) -> StepInputs | None:
         """Build the step's inputs, drafts included; return None if the plan computes no tokens.
 
-        `place`: moves them to a graph that takes the step. Otherwise they are new tensors.
+        `place`: copies the inputs to a graph that can run the step. Without one, they are new tensors.
         """
         steps = [step for step in plan.seqs if step.num_tokens]
         if not steps:
@@ -188,12 +188,12 @@ class PersistentBatch:
         return coordinates if (coordinates != coordinates[0]).any() else coordinates[0]
 
     def table_of(self, seq_id: SeqId) -> npt.NDArray[np.int32]:
-        """Return the row of a sequence's blocks, which is longer than its table."""
+        """Return a sequence's row of block ids; the row may be longer than its table."""
         row: npt.NDArray[np.int32] = self._tables[self.seqs[seq_id].slot]
         return row
 
     def blocks_at(self, seq_ids: list[SeqId], positions: Ints) -> Ints:
-        """Return the block of a position of each sequence."""
+        """Return each sequence's block at its position."""
         return self._tables[self.slots_of(seq_ids), positions // self.block_size].astype(np.int64)
 
     def slots_of(self, seq_ids: list[SeqId]) -> Ints:
@@ -231,7 +231,7 @@ class PersistentBatch:
 class NewestTokens:
     """The newest token of each slot, on the device, for steps that start before the host knows it.
 
-    `copy`: of the host's numbers to the device.
+    `copy`: copies a host tensor to the device.
     """
 
     def __init__(self, num_slots: int, device: torch.device, copy: Copy) -> None:
@@ -239,7 +239,7 @@ class NewestTokens:
         self._copy = copy
 
     def store(self, slots: npt.NDArray[np.int64], tokens: Tensor) -> None:
-        """Store the tokens of slots. A row with an error has -1, which becomes a token whose results are dropped."""
+        """Store the tokens of slots. Token -1 marks an error: 0 is stored, and its results are dropped."""
         self.tokens.index_copy_(0, self._copy(torch.from_numpy(slots)), tokens.clamp(min=0))
 
     def fill_in(self, input_ids: Tensor, slots: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from octavo_engine.sources.resolve import resolve_files, with_local_adapters
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """Sizes and limits of an engine. `available_bytes`: free memory before loading. `file_bytes`: weights on disk.
-    `adapters_bytes`: reserved for the adapters in memory. Sizes are of all ranks together; `rank_weights_bytes` and
+    `adapters_bytes`: reserved for the adapters in memory. Sizes are sums over all ranks; `rank_weights_bytes` and
     `rank_kv_bytes` have an entry per rank.
     """
 

@@ -58,7 +58,7 @@ def _check_vision(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Checkpoint | None:
-    """Locate the draft model's files; None if the settings have none. Raises StartupError if it does not suit."""
+    """Locate the draft model's files; None without one. Raises StartupError if it does not suit the target."""
     speculation = config.speculative_config
     if speculation is None or speculation.model is None:
         return None
@@ -114,7 +114,7 @@ def _check_vocabulary(config: EngineConfig, draft: Checkpoint, target: Checkpoin
 
 
 def _sample(files: ModelFiles) -> list[int] | None:
-    """Return the tokens of the sample text; None without a tokenizer, with which nothing can be compared."""
+    """Return the tokens of the sample text; None without a tokenizer: nothing is compared then."""
     try:
         return load_tokenizer(files).encode(_SAMPLE, add_special_tokens=False)
     except StartupError:

@@ -66,7 +66,7 @@ class EngineMemory:
             if not self._released - {tag}:
                 self._runner.capture_graphs()
         except Exception:
-            self.release(tag)  # what was restored of it: the adapters, say, if the draft model cannot be loaded
+            self.release(tag)  # the parts restored so far, if a later one fails
             raise
         self._released.discard(tag)
 

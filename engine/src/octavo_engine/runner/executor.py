@@ -49,7 +49,7 @@ class Executor(Protocol):
 
     @property
     def images(self) -> ProcessedImages | None:
-        """The images of requests; a plan may use the images that it holds. None if the model takes no images."""
+        """The store of requests' images, which plans may use. None if the model takes no images."""
         ...
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":

@@ -24,7 +24,7 @@ from octavo_engine.runner.image_encoder import ImageEncoder
 class LoadedModel:
     """`reload` loads the model again after its weights were released, or raises StartupError.
 
-    `images`: of a model that takes images. `cache_scales`: of K and V in an FP8 cache, by the number of the layer.
+    `images`: None if the model takes none. `cache_scales`: for K and V in an FP8 cache, by layer number.
     """
 
     model: Model
@@ -34,7 +34,7 @@ class LoadedModel:
     cache_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def kv_specs(self) -> list[LayerKVSpec]:
-        """Return the specs of the model's layers with the scales of its checkpoint, which are 1 if it has none."""
+        """Return the KV specs of the layers, with the checkpoint's scales, or 1 where it has none."""
         model = self.model
         layers = zip(model.build.stages.share(model.config.num_layers), model.kv_specs(), strict=True)
         scales = ((spec, *self.cache_scales.get(layer, (1.0, 1.0))) for layer, spec in layers)
@@ -59,16 +59,16 @@ class GraphedModel:
         self._graphs = self._device.step_graphs(self._loaded, self._limits) if has_graphs else None
 
     def capture_graphs(self, backend: AttentionBackend, fill_in: FillIn) -> None:
-        """Capture the graphs of steps, if there are any; their memory and time are then no request's."""
+        """Capture the graphs of steps, if there are any, so that no request waits for the capture."""
         if self._graphs is not None:
             self._graphs.capture_all(backend, fill_in)
 
     def place(self, arrays: StepArrays) -> PlacedStep | None:
-        """Move a step to the tensors of a graph, which must then compute it; return None if no graph can."""
+        """Copy a step's inputs to a graph, which must then run the step; None if no graph can."""
         return None if self._graphs is None else self._graphs.place(arrays)
 
     def forward(self, inputs: StepInputs, backend: AttentionBackend, *, may_replay: bool) -> Tensor:
-        """Compute the hidden rows of a step. `may_replay`: a graph may compute them."""
+        """Compute the hidden rows of a step. `may_replay`: a graph may be used."""
         if inputs.replay is not None:
             return inputs.replay()
         context = ForwardContext(batch=inputs.attention, backend=backend)

@@ -1,9 +1,9 @@
-"""`ImageEncoder`: computes the rows of images within a step, of arrays that `ProcessedImages` has.
+"""`ImageEncoder`: computes embedding rows of images in a step, from arrays of `ProcessedImages`.
 
 The rows of an image take the place of the embeddings of its tokens. Plans decide which images are encoded, and which
 rows are dropped. If an image cannot be encoded, the sequences that need its rows in this step, or read its blocks, end
-with an error. The step's other sequences continue, and so do sequences that have computed the tokens of this image with
-rows of an earlier encoding.
+with an error. All other sequences continue, also those that have already computed this image's tokens from an earlier
+encoding.
 """
 
 import logging
@@ -107,7 +107,7 @@ class ImageEncoder:
         if not places:
             return None
         found, embeddings = torch.cat(rows), embed(inputs.input_ids)
-        embeddings = F.pad(embeddings, (0, found.shape[1] - embeddings.shape[1]))  # rows of the first layers
+        embeddings = F.pad(embeddings, (0, found.shape[1] - embeddings.shape[1]))  # no addend in the first layers
         index = torch.from_numpy(np.concatenate(places)).to(embeddings.device)
         return embeddings.index_copy_(0, index, found.to(embeddings.dtype))
 
@@ -135,7 +135,7 @@ class ImageEncoder:
             where = f"the image at tokens {image.start} to {image.end - 1} of the prompt"
             self._errors[key] = ErrorInfo(f"Encoding failed for {where}: {type(error).__name__}: {error}")
             self._failed[key] = set()
-            self._rows[key] = torch.empty(0)  # plans count on rows of it until they drop them
+            self._rows[key] = torch.empty(0)  # plans expect an entry until they drop it
 
     def _inputs(self, arrays: Arrays) -> dict[str, Tensor]:
         """Move an image's arrays to the device, where pixels, [..., channels, height, width], are normalised."""

@@ -23,14 +23,14 @@ _MOST_OF_FREE = 0.9  # share that --gpu-memory-utilization may take of the free 
 _MOST_BLOCKS = 1 << 16  # default limit, as block tables take memory; flags or max_num_seqs may require more
 _LESS = 0.05  # share that the remedy gives back when a start runs out of memory
 _LEAST_TOKENS = 512  # a shorter length that only memory dictates is an error
-_LARGE_GPU_BYTES = 70 * GIB  # and the number of sequences, as in vLLM
+_LARGE_GPU_BYTES = 70 * GIB  # from this size on, the default below, as in vLLM
 _LARGE_GPU_SEQS = 1024
-_WHOLE_TOKENS = 1024  # such a length is a multiple of it, as machines of one kind differ by some MiB
+_WHOLE_TOKENS = 1024  # machines of one kind differ by some MiB: round down to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """The needs of a model in one type. `set_kv_bytes`: size of the KV cache by flag or variable, None by default.
+    """A model's memory needs in one dtype. `set_kv_bytes`: size of the KV cache by flag or variable, None by default.
     `reserve_bytes`: memory that the engine needs beside weights, KV cache and swap space. `adapters_bytes`: the part of
     `weights_bytes` that is reserved for adapters. `images_bytes`: for the images of requests."""
 
@@ -64,14 +64,14 @@ def with_host(config: EngineConfig, host: HostMemory) -> EngineConfig:
 
 
 def set_kv_bytes(config: EngineConfig, bytes_per_block: int) -> int | None:
-    """Return the size that the settings for a host set; None if they set none."""
+    """Return the KV cache size in a host's settings; None if none is set."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override * bytes_per_block
     return config.kv_cache_memory_bytes
 
 
 def default_kv_bytes(rest_bytes: int, num_engines: int = 1) -> int:
-    """Return half of the memory beside the weights, at most 4 GiB, or a quarter if that is more, for all engines."""
+    """Return an engine's part of half the memory beside weights, at most 4 GiB, or of a quarter if more."""
     rest_bytes = max(0, rest_bytes)
     return max(min(_HALF_UP_TO_BYTES, rest_bytes // 2), rest_bytes // 4) // num_engines
 

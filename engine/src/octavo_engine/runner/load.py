@@ -72,7 +72,7 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `host`, `num_layers`: of `RankPlans`. `address`: of its host.
+    """The part of a rank other than rank 0. `host`, `num_layers`: from `RankPlans`. `address`: of its host.
 
     `divides_threads`: see `LoadPart`.
     """
@@ -97,7 +97,7 @@ def load(
 ) -> tuple[LocalExecutor, ReadyInfo]:
     """Load a model, or the part of one rank. Raises StartupError, and GroupBroken if another rank does not connect.
 
-    `part`, `store`: only for a rank other than 0, whose `config` is that of `RankPlans`. `other_ranks`: only for rank
+    `part`, `store`: only for a rank other than 0, which gets the `config` of `RankPlans`. `other_ranks`: only for rank
     0. `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
     """
     device, began_s = open_device(config.device, _place(config, part)), time.perf_counter()
@@ -173,7 +173,7 @@ def _plan(
     part: RankPart | None,
     other_ranks: OtherRanks | None,
 ) -> RankPlans:
-    """Plan the memory of all ranks, of which rank 0 is the first, or make the plan of one rank again."""
+    """Plan the memory of all ranks, rank 0 first; with a `part`, plan only this rank, again."""
     if part is None:
         hosts = [own_memory(config, device)]
         if other_ranks is not None:

@@ -30,7 +30,7 @@ _PANEL = 32  # our kernel pads both sizes of a weight to multiples of it
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The layer that computes a module of the checkpoint. `first`, `end`: parts of the layer's output."""
+    """The layer that computes a checkpoint's module, as output parts [`first`, `end`)."""
 
     linear: Linear
     first: int
@@ -59,7 +59,7 @@ class AdapterTargets:
         return self._all.get(name) or self._all.get(self._prefix + name)
 
     def match(self, files: AdapterFiles, *, max_rank: int) -> dict[Target, AdapterModule]:
-        """Return the modules of an adapter by their targets, those of other stages as well.
+        """Return an adapter's modules by target, including layers of other stages.
 
         Raises StartupError for an adapter of another model, or of a rank above the limit.
         """
@@ -81,7 +81,7 @@ class AdapterTargets:
 
 
 def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
-    """Return the memory that is reserved for adapters, and check the headers of those that a start loads from folders.
+    """Return the bytes reserved for adapters; check the headers of the adapters that a start loads from folders.
 
     Raises StartupError.
     """
@@ -129,8 +129,8 @@ def _check_shapes(files: AdapterFiles, module: AdapterModule, target: Target) ->
 
 @dataclass(frozen=True, slots=True)
 class LayerTerm:
-    """One adapter's term of one layer, or the part of it that follows the layer's shard. `down`: the A of all parts.
-    `ups`: for each part, the columns of `down`'s output and a B that includes the scale; None: the part has no term.
+    """One adapter's term of one layer, or this rank's shard of it. `down`: the A matrices of all parts. `ups`: for each
+    part, the columns of `down`'s output and a B that includes the scale; None: the part has no term.
     """
 
     down: PackedWeight

@@ -1,7 +1,7 @@
-"""Plans a model's memory before it is loaded: type, longest request and KV cache, for a start and for a dry run alike.
+"""Plans a model's memory before loading: dtype, `max_model_len` and KV cache, for a start and a dry run alike.
 
-The model is built on torch's meta device, which has shapes but no memory. Type and length depend on the memory limit of
-the machine or its container, not on the memory that is free at the moment, so that equal pods make equal choices.
+The model is built on torch's meta device, which has shapes but no memory. dtype and length depend on the memory limit
+of the machine or its container, not on the memory that is free at the moment, so that equal pods make equal choices.
 """
 
 import logging
@@ -51,8 +51,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: that of the machine before loading. `model`: the needs of the model in `dtype`. `kv_dtype`: the type of
-    the KV cache. `model_impl`: as the user set it. `block_formats`: the formats of tensors that may stay in blocks or
+    """`memory`: that of the machine before loading. `model`: the needs of the model in `dtype`. `kv_dtype`: that of the
+    KV cache. `model_impl`: as the user set it. `block_formats`: the formats of tensors that may stay in blocks or
     groups. `quantise_to`: the format to which other weights are quantised.
     """
 
@@ -129,20 +129,20 @@ def plan_memory(
 
 
 def _cache_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """Return the type of the KV cache of models in `dtype`."""
+    """Return the KV cache's dtype for a model in `dtype`."""
     return dtype if config.kv_cache_dtype == "auto" else torch.float8_e4m3fn
 
 
 def first_dtype(config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None) -> torch.dtype:
-    """Return the type of a model that has room."""
+    """Return the dtype to try first; it is used if the model fits."""
     dtype = _DTYPES.get(config.dtype) or _block_dtype(stored or {}, loaded_format(config, device), device)
     return dtype or device.default_dtype(model)
 
 
 def _block_dtype(stored: StoredTensors, quantise_to: WeightFormat | None, device: Device) -> torch.dtype | None:
-    """Return bfloat16 if tensors can be in blocks with it, which takes less memory and time than any other type.
+    """Return bfloat16 if it lets tensors stay in blocks, which takes less memory and time than other dtypes.
 
-    A GPU multiplies groups in each type that it has by default.
+    A GPU multiplies groups in any of its default dtypes.
     """
     kept = [quantise_to] if quantise_to is not None else kept_formats(stored, device, torch.bfloat16).values()
     if not any(isinstance(each, QuantisedFormat) for each in kept):
@@ -158,7 +158,7 @@ def planned_weights_bytes(model: Model) -> int:
 
 
 def longest_request(config: EngineConfig, model: ModelConfig) -> int:
-    """Return the user's length, or the model's own. Raises StartupError above the model's length."""
+    """Return the user's `max_model_len`, or the model's. Raises StartupError above the model's."""
     wanted, longest = config.max_model_len, context_length(model)
     if wanted is None:
         return longest
@@ -210,7 +210,7 @@ def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: tor
 
 
 def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
-    """Return the memory of one layer's experts in the largest step of a GPU and in its largest graph.
+    """Return the memory of one layer's experts on a GPU, in the largest step and the largest graph.
 
     A CPU computes one expert at a time.
     """
@@ -222,7 +222,7 @@ def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
 
 
 def _expanded_bytes(config: EngineConfig, model: Model) -> int:
-    """Return the memory of the largest weight in groups, which a step of many rows expands, and so does a graph."""
+    """Return the memory to expand the largest weight in groups, once for a step of many rows and once for graphs."""
     methods = (module.method for module in model.modules() if isinstance(module, Linear))
     sizes = (each.expanded_bytes for each in methods if isinstance(each, GroupMethod))
     return max(sizes, default=0) * (2 if graph_buckets(config) else 1)

@@ -60,7 +60,7 @@ def check_nothing() -> None:
 
 
 def load_adapters(config: EngineConfig, model: Model) -> tuple[Adapters | None, dict[str, str]]:
-    """Read the adapters of the settings, and add the first ones; return their hashes by name. Raises StartupError."""
+    """Read the configured adapters and add as many as fit; return all hashes by name. Raises StartupError."""
     if not config.enable_lora:
         return None, {}
     adapters = Adapters(model, max_rank=config.max_lora_rank, download_dir=download_dir(config))
@@ -191,7 +191,7 @@ def load_checkpoint(
         )
 
     def reload() -> Model:
-        if weights_fingerprint(checkpoint.files, quantization) != fingerprint:  # block hashes, which routers know
+        if weights_fingerprint(checkpoint.files, quantization) != fingerprint:  # routers hold block hashes made with it
             root = checkpoint.files.root
             raise StartupError(f"{root}: the weights have changed since the start: restart the engine to load them.")
         return load()
@@ -217,7 +217,7 @@ def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: 
 def load_draft(
     device: Device, draft: Checkpoint, plan: MemoryPlan, progress: Progress | None, check: Callable[[], None]
 ) -> LoadedModel:
-    """Load the draft model, in the type of the target model. `--quantization` does not apply to it."""
+    """Load the draft model, in the dtype of the target model. `--quantization` does not apply to it."""
     plan = replace(plan, block_formats=kept_formats(draft.stored, device, plan.dtype), quantise_to=None)
     loaded = load_checkpoint(device, draft, plan, progress=progress, check=check)
     _LOGGER.info("draft model: %s, %s of weights", draft.files.name, size(loaded.model.weights_bytes()))

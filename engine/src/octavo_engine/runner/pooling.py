@@ -18,9 +18,9 @@ NOT_FINITE = ErrorInfo("The model's vector is not finite (NaN or infinity): the 
 
 
 class Pooler:
-    """Pools one type: the last row, or with all rows of a prompt their mean (MEAN) or the first one (CLS).
+    """Pools rows in one way: a prompt's last row (LAST), first row (CLS) or the mean of all rows (MEAN).
 
-    The scheduler gives prompts of the last two no cached tokens, so their steps begin with the first token.
+    For CLS and MEAN, the scheduler uses no cached tokens, so that a prompt is computed from its first token on.
     """
 
     def __init__(self, kind: PoolingType) -> None:

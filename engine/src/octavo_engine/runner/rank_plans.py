@@ -1,6 +1,6 @@
 """Plans the memory of all ranks of a model, and divides among them its layers and a host's threads and memory.
 
-Layers are divided among pipeline stages before anything is loaded: by bytes, or as a variable says.
+Layers are divided among pipeline stages before anything is loaded: by bytes, or by a variable.
 """
 
 import logging
@@ -43,7 +43,7 @@ class RankPlans:
     """`config`: of all ranks, with `max_num_seqs` resolved and, for several ranks, `device`, `dtype`, `max_model_len`.
     `hosts`: the memory of each rank's host.
 
-    `ranks`: plans with equal numbers of blocks. A rank with these settings and its host makes its plan again.
+    `ranks`: plans with equal numbers of blocks. From these settings and its host, a rank makes its own plan again.
     `num_layers`: of each stage; empty for one stage.
     """
 
@@ -54,7 +54,7 @@ class RankPlans:
 
 
 def divide_threads(config: EngineConfig, device: Device) -> EngineConfig:
-    """Return the settings with the threads of one rank; None if each rank has those of its part of a variable.
+    """Return the settings with one rank's `num_threads`; None if a variable lists each rank's CPUs.
 
     Raises StartupError without room for all ranks.
     """
@@ -79,9 +79,9 @@ def plan_ranks(
     hosts: Sequence[HostMemory] = (),
 ) -> RankPlans:
     """Plan the memory of all ranks, of which rank 0 alone has a draft model. `hosts`: in order; if empty, all hosts are
-    as this one.
+    like this one.
 
-    Raises StartupError if one of them does not fit into its part of the memory.
+    Raises StartupError if a rank does not fit into its part of the memory.
     """
     size, per_stage = num_ranks(config), config.tensor_parallel_size
     hosts = hosts or [own_memory(config, device)] * config.nnodes
@@ -131,7 +131,7 @@ def with_blocks(plan: MemoryPlan, num_blocks: int, num_host_blocks: int) -> Memo
 def _divide_layers(
     config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None
 ) -> tuple[int, ...]:
-    """Return the number of layers of each stage, by their bytes in the type of a model that has room; () for one stage.
+    """Return the number of layers of each stage, by their bytes in the dtype of `first_dtype`; () for one stage.
 
     Raises StartupError for a device, a number of stages or a value of the variable that is not supported.
     """

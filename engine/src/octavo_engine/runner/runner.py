@@ -96,14 +96,14 @@ class Runner:
         self._costs = CostMeter()
 
     def replace_model(self, model: RunnableModel | None) -> None:
-        """Replace the model. Without one, the adapters release their memory; the next is set once they are reloaded."""
+        """Replace the model; None also frees the adapters. They are reloaded before the next model is set."""
         if model is None and self._adapters is not None:
             self._adapters.release()
         self.release_rows()
         self.model.replace(model)
 
     def release_rows(self) -> None:
-        """Free the rows of images, and the counts of penalised tokens. No sequence may run on afterwards."""
+        """Free the rows of images, and the counts of penalised tokens. No sequence may continue afterwards."""
         if self._images is not None:
             self._images.clear()
         if self._counts is not None:
@@ -116,7 +116,7 @@ class Runner:
     def start(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Start a plan; return a function that waits for its results. Both raise EngineDead as `run` does.
 
-        The results of plans are waited for in order. The next plan may start before if the batch `starts_ahead`.
+        Wait for results in the order of the plans. If the batch `starts_ahead`, the next plan may start before that.
         """
         collect = self._attempt(plan, lambda: self._start(plan))
         if isinstance(collect, StepResult):
@@ -360,7 +360,7 @@ class Runner:
         for at in range(0, step.num_prompt_logprobs, chunk):
             end = min(at + chunk, step.num_prompt_logprobs)
             next_ids = seq.token_ids[step.start + at + 1 : step.start + end + 1].tolist()
-            logits = self.model.logits(hidden[first_row + at : first_row + end])  # with several ranks on all of them
+            logits = self.model.logits(hidden[first_row + at : first_row + end])  # a collective call: all ranks make it
             if self._group.rank == 0:
                 with isolated(errors, step.seq_id):
                     logprobs += prompt_logprobs(logits, next_ids, seq.params.prompt_logprobs or 0)

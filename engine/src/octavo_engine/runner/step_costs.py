@@ -19,7 +19,7 @@ _MEMORY = 0.98  # weight of a step relative to the next one of its kind: about 5
 _SCALE = np.array([1.0, 1 / 16, 1 / 65536])  # of steps, tokens, pairs: a single sample is mostly a cost of its tokens
 _RIDGE = 1e-9  # relative to the matrix; decides between solutions that fit equally well
 _MIN_TOKEN_S = 1e-9
-_NEWEST_WEIGHT = 0.2  # of swaps and log-probabilities
+_NEWEST_WEIGHT = 0.2  # in averages of swaps and log-probabilities
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ class CostMeter:
     def record_forward(self, num_rows: Ints, start: Ints, duration_s: float, *, num_drafts: Ints | int = 0) -> None:
         """Record a forward pass. [seqs]: tokens computed, tokens with KV before them, and drafts among the computed.
 
-        A step whose only long entries are drafts is one without a prompt.
+        A step whose only long entries are drafts counts as one without a prompt.
         """
         largest = int((num_rows - num_drafts).max())
         self._is_measured |= largest >= _FIRST_CHUNK_TOKENS

@@ -50,7 +50,7 @@ def _kept_format(info: StoredTensor, device: Device, dtype: torch.dtype) -> Weig
     kept = [] if groups is None else [groups, replace(groups, rounds_inputs=False)]
     if found := next((each for each in kept if device.keeps(each, dtype)), None):
         return found
-    blocks = None if info.type is None else QUANTISED_FORMATS.get(info.type.name)  # which may read all scales
+    blocks = None if info.type is None else QUANTISED_FORMATS.get(info.type.name)  # may read all scales
     return blocks if blocks is not None and device.keeps(blocks, dtype) else None
 
 
