@@ -1,4 +1,4 @@
-"""The attention heads of each rank: whole KV heads with their query heads, or a part of the query heads of one KV head.
+"""The attention heads of each rank: whole KV heads with their query heads, or one KV head with some of its query heads.
 
 With more ranks than KV heads, several ranks hold a copy of one KV head.
 """
@@ -37,7 +37,7 @@ class RankHeads:
 
 
 def rank_heads(out: str, num_heads: int, num_kv_heads: int, dim: int, build: BuildContext) -> RankHeads:
-    """Return the heads of this rank. `out`: the tensor whose inputs are the values of the query heads.
+    """Return the heads of this rank. `out`: the output projection, whose inputs are the query heads' values.
 
     Raises StartupError if the heads of a rank cut blocks of this tensor. `check_heads` checks the number of ranks.
     """
@@ -70,7 +70,7 @@ def check_heads(model: str, num_heads: int, num_kv_heads: int, num_ranks: int) -
 
 
 def _sizes(num_heads: int, num_kv_heads: int) -> Iterator[int]:
-    """Yield the numbers of ranks that can divide the heads: one that exceeds the KV heads is a multiple of them."""
+    """Yield the numbers of ranks that can divide the heads; above `num_kv_heads`, only its multiples."""
     yield from range(1, num_kv_heads)
     yield from range(num_kv_heads, num_heads + 1, num_kv_heads)
 

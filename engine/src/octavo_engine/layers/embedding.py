@@ -23,10 +23,10 @@ from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
-    """A table of tokens, which a tied head shares. In blocks, its rows are expanded when they are looked up; in groups,
-    a table is expanded when it is read.
+    """A table of tokens, which a tied head shares. Rows in blocks are expanded when they are looked up; a table in
+    groups, when it is loaded.
 
-    Each rank has the rows of its part of the head; a row that it does not have is zero until it is added up.
+    Each rank has the rows of its part of the head; other rows are zero before the ranks' rows are added up.
     """
 
     def __init__(self, name: str, rows: int, size: int, build: BuildContext, *, scale: float = 1.0) -> None:

@@ -19,26 +19,26 @@ from octavo_engine.wire.errors import StartupError
 
 
 class GroupMethod(PartsMethod):
-    """Codes and scales of all parts, whose outputs follow each other.
+    """Codes and scales of all parts, with their outputs concatenated.
 
-    A rank has whole groups of inputs, or a part of the only one, whose scales all ranks have.
+    A rank has whole groups of inputs, or, if a row is one group, a part of it and its scales.
     """
 
     def __init__(
         self, spec: LinearSpec, build: BuildContext, group_format: GroupFormat, *, place: GroupTensor | None = None
     ) -> None:
-        """Build the method. `place`: a part of a larger weight, which this one fills."""
+        """Build the method. `place`: the part of a larger weight to load into."""
         super().__init__(spec, build, [group_format] * len(spec.names))
         self.weight = empty_groups(spec, build, group_format) if place is None else place
         self._has_table, self._dtype = False, build.dtype
         self._input_scales: set[float | None] = set()
-        is_plain = place is None and not spec.wide  # outputs of fp32, and products of all experts, take 16 bits
+        is_plain = place is None and not spec.wide  # fp32 outputs, and products of all experts, need 16-bit inputs
         self.rounds_inputs = is_plain and self.weight.format.rounds_rows_of(spec.rank_inputs)
         self._fp8_product: Callable[[Tensor], Tensor] | None = None
 
     @property
     def expanded_bytes(self) -> int:
-        """The memory that a product of many rows takes for the expanded weight, which some layers never expand."""
+        """The memory of the expanded weight in a product of many rows; 0 for layers that never expand it."""
         if self.rounds_inputs or self.spec.wide:
             return 0
         return math.prod(self.weight.shape) * self._dtype.itemsize
@@ -95,7 +95,7 @@ class GroupMethod(PartsMethod):
         return act_mul(self.apply(x), activation)
 
     def pack(self) -> None:
-        """Choose the product, and compile it for all numbers of rows; weights stay as they were loaded.
+        """Choose the kernels, and compile them for all numbers of rows; weights stay as loaded.
 
         The one scale of all inputs is used if all parts have the same; otherwise each row has its own.
         """
@@ -115,7 +115,7 @@ class GroupMethod(PartsMethod):
 
 
 def multiply(x: Tensor, weight: GroupTensor, bias: Tensor | None, *, out_dtype: torch.dtype | None = None) -> Tensor:
-    """Return x @ weight.T + bias. `out_dtype`: by default, the type of `x`."""
+    """Return x @ weight.T + bias. `out_dtype`: by default, the dtype of `x`."""
     if runs_triton(x):
         from octavo_engine.ops.triton.group_linear import group_linear  # Triton is missing on machines without a GPU
 
@@ -133,7 +133,7 @@ def bad_weight(name: str, output: int, kept: str) -> StartupError:
 
 
 def empty_groups(spec: LinearSpec, build: BuildContext, stored: GroupFormat, *num_experts: int) -> GroupTensor:
-    """Return this rank's weight of a layer, or those of several experts, with their orders, to be loaded."""
+    """Allocate this rank's weight of a layer, or of several experts, with the inputs' order, to be loaded."""
     size, out = spec.rank_inputs, sum(spec.rank_outs)
     kept = replace(stored, group_size=size) if stored.group_size == spec.in_features else stored
     shape, scale_dtype = (*num_experts, size // kept.group_size, out), kept.scale_dtype

@@ -1,6 +1,6 @@
 """`Layer`: the base of all layers, a module that lists the checkpoint tensors that it loads as weight slots.
 
-Weights are allocated empty in their final type and place, and are filled one tensor at a time through weight slots, so
+Weights are allocated empty in their final dtype and place, and are filled one tensor at a time through weight slots, so
 a model never exists twice. Only a slot's `load` handles the differences between a checkpoint tensor and a weight in
 memory: fused, transposed, sharded. Leaf layers define `__call__` themselves: the hooks of `nn.Module.__call__` cost as
 much as a small kernel and lose the types.
@@ -20,10 +20,10 @@ from octavo_engine.ops.stages import Stages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The type and the device of a model's tensors, and the longest sequence that the model must support.
+    """The dtype and device of a model's tensors, and the longest sequence that the model must support.
 
     `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
-    which linear layers quantise other tensors as they load them; in groups of 32 where its groups do not divide the
+    which linear layers quantise other tensors while loading; with groups of 32 where its own groups do not divide the
     inputs, or a rank's part of them. `group`: the ranks among which layers are split. `stages`: the pipeline stages,
     which have the other layers.
     """
@@ -48,7 +48,7 @@ class BuildContext:
     def quantised_format(self, in_features: int, num_parts: int) -> WeightFormat | None:
         """Return the format to which a linear layer's tensor is quantised; None if it is not.
 
-        `num_parts`: the number of ranks that divide its inputs.
+        `num_parts`: ranks that divide the tensor's inputs.
         """
         quantise_to = self.quantise_to
         if isinstance(quantise_to, GroupFormat):
@@ -59,14 +59,14 @@ class BuildContext:
         return _if_whole_blocks(quantise_to, in_features)
 
     def divided_format(self, name: str, in_features: int) -> WeightFormat | None:
-        """Return the format in which a linear layer whose inputs the ranks divide has a tensor [out, in] in memory.
+        """Return the format in memory of a tensor [out, in] whose inputs are divided among the ranks.
 
         None: the tensor is expanded.
         """
         return self.block_format(name, in_features) or self.quantised_format(in_features, self.group.size)
 
     def format_remedy(self, name: str, in_features: int) -> str:
-        """Return what avoids the format that `divided_format` returns for a tensor, for errors."""
+        """Return the remedy, for errors, that avoids a tensor's format from `divided_format`."""
         is_stored = self.block_format(name, in_features) is not None
         return "a checkpoint in another format" if is_stored else "omit --quantization"
 
@@ -75,8 +75,7 @@ class BuildContext:
 
 
 def inputs_of_cut(weight_format: WeightFormat, in_features: int) -> int:
-    """Return the number of inputs at whose multiples ranks may cut a weight; a group of all inputs may be cut
-    anywhere."""
+    """Ranks may cut a weight at multiples of the returned number of inputs; a group of all inputs, anywhere."""
     is_one_group = isinstance(weight_format, GroupFormat) and weight_format.group_size == in_features
     return CODE_BLOCK if is_one_group else weight_format.num_values
 
@@ -90,8 +89,8 @@ class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
 
     A slot with a `format` loads only a `QuantisedTensor` or `GroupTensor` of this format, another slot only a `Tensor`.
-    `quantises`: it quantises this tensor. `instead_of`: names of the slots that it fills, if the checkpoint may have it
-    in their place.
+    `quantises`: it quantises this tensor. `instead_of`: slots that it also fills, if a checkpoint may have it in place
+    of theirs.
     """
 
     name: str

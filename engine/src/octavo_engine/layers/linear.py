@@ -11,7 +11,7 @@ from octavo_engine.layers.quantised_method import linear_method
 from octavo_engine.ops.activation import Activation, act_mul
 from octavo_engine.ops.native_quantised import QuantisedWeight
 
-#: Adds a term in place to a linear layer's output, or to a rank's part of it, before the ranks add up. Arguments: the
+#: Adds a term in place to a linear layer's output, or to a rank's part of it before the all-reduce. Arguments: the
 #: input, and the output's parts (`LinearSpec.rank_outs`).
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 

@@ -1,6 +1,6 @@
 """Methods of linear layers: one object per layer creates, loads, packs and multiplies its weight.
 
-`DenseMethod` keeps the weight in the model's type and lets `ops.packed_linear` lay it out for the machine. A quantised
+`DenseMethod` keeps the weight in the model's dtype and lets `ops.packed_linear` lay it out for the machine. A quantised
 format is another subclass of `PackedMethod` with its own weight slots.
 """
 
@@ -83,7 +83,7 @@ class LinearMethod(Protocol):
 
 
 class PackedMethod:
-    """The part of all methods that multiplies, by `ops.packed_linear`. `packed` is None until `pack` sets it."""
+    """Base class of all methods: multiplies by `ops.packed_linear`. `packed` is None until `pack` sets it."""
 
     packed: PackedWeight | None = None
 
@@ -114,7 +114,7 @@ class PartsMethod(PackedMethod):
         self.spec, self.formats, self.tied = spec, formats, tied
         self.quantises = [build.block_format(f"{name}.weight", spec.in_features) is None for name in spec.names]
         self.bias = build.empty(sum(spec.rank_outs)) if spec.bias and spec.shard.owns_bias else None
-        self.order: Tensor | None = None  # of the inputs, equal in all parts
+        self.order: Tensor | None = None  # order of the inputs, equal in all parts
         if formats[0].has_order:
             self.order = build.empty(spec.rank_inputs, dtype=torch.int32)
         self.is_loaded = False
@@ -147,11 +147,11 @@ class PartsMethod(PackedMethod):
         raise NotImplementedError
 
     def _load_values(self, name: str, part: int, values: Tensor, first_row: int) -> None:
-        """Quantise rows of a tensor as the outputs of a part. `first_row`: the number of the first one, for errors."""
+        """Quantise rows of a tensor as outputs of a part. `first_row`: index of the first row, for errors."""
         raise NotImplementedError
 
     def _rank_rows(self, parts: range) -> Iterator[tuple[int, range]]:
-        """Yield each part of a tensor with the rows of it that this rank holds."""
+        """Yield each part of a tensor with this rank's rows of it."""
         first = 0
         for part in parts:
             outputs = self.spec.shard.outputs(part, self.spec.outs[part])
@@ -197,7 +197,7 @@ def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
 class DenseMethod(PackedMethod):
     """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded.
 
-    `place`: a part of a larger tensor, which the weight fills.
+    `place`: the part of a larger tensor to load into.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class DenseMethod(PackedMethod):
             self._copy(self.bias, first, last, tensor)
 
     def _copy(self, to: Tensor, first: int, last: int, tensor: Tensor) -> None:
-        """Copy this rank's outputs of parts from `first` to before `last`, which a tensor has."""
+        """Copy this rank's outputs from a tensor that has the parts [first, last)."""
         targets = to.split_with_sizes(self.outs)[first:last]
         sources = tensor.split_with_sizes(self.spec.outs[first:last])
         for part, target, source in zip(range(first, last), targets, sources, strict=True):
@@ -248,7 +248,7 @@ class DenseMethod(PackedMethod):
         return super()._now() if self.weight is None else plain_weight(self.weight, self.bias)
 
     def weights_bytes(self) -> int:
-        """Return the bytes of weight and bias, without the unknown padding of a packed tensor, which has no storage."""
+        """Return the bytes of weight and bias; a packed tensor has no storage, so its padding is not counted."""
         is_plain = self.packed is None or self.packed.plain is not None
         num_weights = int(not self.tied) if is_plain else self._now().num_layouts
         bias_bytes = 0 if self.bias is None else self.bias.nbytes

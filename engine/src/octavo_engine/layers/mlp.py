@@ -41,7 +41,7 @@ def gated_mlp(
 ) -> GatedMLP:
     """Build a gated block. `names` under `prefix`: gate, up and down, or gate with up, and down.
 
-    `adds_up`: the block adds its outputs up over the ranks, each of which has some of the inner values.
+    `adds_up`: the block adds up its outputs over the ranks, each of which has some inner values.
     """
     wide, narrow = gated_specs(prefix, size, inner_size, names, build, bias=bias, adds_up=adds_up)
     return GatedMLP(Linear(wide, build), Linear(narrow, build), activation)
@@ -79,7 +79,7 @@ def gated_specs(
 
 
 def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
-    """Return the inner values of this rank: whole blocks of the second layer's weight, or whole panels.
+    """Return this rank's range of inner values: whole blocks of the second layer's weight, or whole panels.
 
     Raises StartupError if there are fewer blocks than ranks.
     """
@@ -116,7 +116,7 @@ def plain_mlp(
     bias: bool,
     transposed: bool,
 ) -> PlainMLP:
-    """Build a plain block. `names`: up and down. `sizes`: of its inputs and outputs, and of its inner values."""
+    """Build a plain block. `names`: up and down. `sizes`: hidden size and inner size."""
     (up, down), (size, inner_size), group = names, sizes, build.group
     inner = _inner_share(f"{down}.weight", inner_size, build)
 

@@ -1,9 +1,9 @@
 """Mixture of experts: a router selects some experts for each row, and adds their outputs by weight.
 
 Rows are sorted by expert. On a GPU one launch multiplies all of them, without the host. On a CPU each expert that has
-rows computes them together: the host reads their number, which depends on the data, so such a step is not recorded.
-Outputs are added in fp32 and in the order of the experts, so that a row's result does not depend on the rows beside it.
-Each rank has a part of every expert; the ranks' sums over experts are added up once.
+rows computes them together: the host reads how many rows each has, which depends on the data, so such a step is not
+recorded. Outputs are added in fp32 and in the order of the experts, so that a row's result does not depend on the rows
+beside it. Each rank has a part of every expert; the ranks' sums over experts are added up once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -74,7 +74,7 @@ class MoE(Layer):
         return self.group.all_reduce(self.experts(x, numbers, weights, shared))
 
     def route(self, x: Float[Tensor, "tokens hidden"]) -> tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]:
-        """Return weights, in fp32, and numbers of each row's experts."""
+        """Return weights, in fp32, and indices of each row's experts."""
         weights, numbers = self.router.wide(x).softmax(-1).topk(self.spec.top_k)
         return weights / weights.sum(-1, keepdim=True) if self.spec.normalised else weights, numbers
 
@@ -86,10 +86,10 @@ class MoE(Layer):
 
 
 class Experts(Layer):
-    """Gated feed-forward networks, of which each row has some. Each rank has a part of every expert.
+    """Gated feed-forward networks; each row uses some of them. Each rank has a part of every expert.
 
-    A GPU has the weights of all experts in one tensor for each of the two projections, [experts, out, in], plain or in
-    groups, whose parts the layers of one expert load; one launch multiplies all rows by it. A CPU packs each of these
+    On a GPU, each of the two projections has the weights of all experts in one tensor, [experts, out, in], plain or in
+    groups, which each expert's layers load in part; one launch multiplies all rows by it. A CPU packs each of these
     layers, which frees its weight at once, and applies those of each expert that has rows.
     """
 
@@ -101,7 +101,7 @@ class Experts(Layer):
         activation: str,
         build: BuildContext,
     ) -> None:
-        """Build the experts. `name`: prefix of the tensors that have all experts. `specs`: the layers of each."""
+        """Build the experts. `name`: prefix of tensors that have all experts. `specs`: each expert's layers."""
         super().__init__()
         self.name, self.top_k, self.specs = name, top_k, specs[0]
         self.activation = activation_named(activation)
@@ -128,8 +128,8 @@ class Experts(Layer):
         weights: Float[Tensor, "tokens k"],
         start: Float[Tensor, "tokens hidden"] | None = None,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the sum, by weight, of the outputs of each row's experts. `start`: fp32 rows, which may change, to
-        which they are added."""
+        """Return the sum, by weight, of the outputs of each row's experts. `start`: fp32 rows to which the sum is
+        added, maybe in place."""
         if self.stacks:
             from octavo_engine.ops.triton import grouped_linear  # Triton is missing on most machines without a GPU
 
@@ -147,7 +147,7 @@ class Experts(Layer):
         return out.to(x.dtype)
 
     def _outputs(self, x: Tensor, numbers: Tensor, tile: "Tile") -> Tensor:
-        """Return the outputs of all experts of each row, [rows * k, hidden], by grouped products."""
+        """Return the outputs of each row's k experts, [rows * k, hidden], by grouped products."""
         from octavo_engine.ops.triton.grouped_linear import grouped_linear, sort_rows
 
         gate_up, down = self.stacks
@@ -164,7 +164,7 @@ class Experts(Layer):
         yield _stack(f"{self.name}.down_proj", [mlp.down for mlp in self.each])
 
     def finish_loading(self) -> None:
-        """Compile the products of all tiles, since the number of a step's rows chooses one."""
+        """Compile the kernels of all tile sizes: a step's number of rows selects one."""
         if self.stacks:
             from octavo_engine.ops.triton.grouped_linear import TILES
 
@@ -195,7 +195,7 @@ class Experts(Layer):
 
 
 def _formats(specs: Sequence[tuple[LinearSpec, LinearSpec]], build: BuildContext) -> list[set[WeightFormat | None]]:
-    """Return the formats of all experts' parts, of each projection."""
+    """Return, for each projection, the formats of all experts' parts."""
     return [
         {kind for spec in projection for kind in part_formats(spec, build) or (None,)}
         for projection in zip(*specs, strict=True)
@@ -211,7 +211,7 @@ def _empty_stack(
 
 
 def _with_orders(stack: Tensor | GroupTensor, linears: Sequence[Linear]) -> Tensor | GroupTensor:
-    """Return a stack with the orders of its experts' inputs, if any has one, which the experts then no longer have."""
+    """Move the orders of the experts' inputs, if there are any, from the experts to a stack; return the stack."""
     methods = [linear.method for linear in linears if isinstance(linear.method, GroupMethod)]
     orders = [method.order for method in methods]
     if not isinstance(stack, GroupTensor) or (stack.order is None and all(order is None for order in orders)):
@@ -224,7 +224,7 @@ def _with_orders(stack: Tensor | GroupTensor, linears: Sequence[Linear]) -> Tens
 
 
 def count_rows(chosen: Int[Tensor, " rows"], num_experts: int) -> list[int]:
-    """Return the number of rows of each expert, which a CPU knows at once."""
+    """Return the number of rows of each expert; on a CPU this waits for no device."""
     counts: list[int] = chosen.bincount(minlength=num_experts).tolist()
     return counts
 

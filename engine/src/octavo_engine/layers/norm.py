@@ -14,7 +14,7 @@ from octavo_engine.ops.norm import RMSWeight, add_rms_norm, layer_norm, rms_norm
 class RMSNorm(Layer):
     """RMS norm. `offset` is added to the weight: 1 if the checkpoint stores weights around zero (Gemma).
 
-    `part`: the values that this rank has of the checkpoint's `size`; None: all.
+    `part`: this rank's range of the checkpoint's `size` values; None: all.
     """
 
     prepared: RMSWeight
@@ -78,8 +78,8 @@ class HeadNorm(Layer):
 class ProjectionNorm(Layer):
     """RMS norm of the whole query and of the whole key, over all heads together (OLMoE).
 
-    `num_heads`: of query and key in the checkpoint, of which a rank has `heads`. Squares are added up over the ranks;
-    a key head counts once for each of its copies, in the sum as in the number of values.
+    `num_heads`: query and key heads in the checkpoint; a rank has `heads`. Squares are added up over the ranks; a key
+    head counts once for each of its copies, in the sum as in the number of values.
     """
 
     def __init__(

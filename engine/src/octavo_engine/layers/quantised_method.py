@@ -42,7 +42,7 @@ def part_formats(spec: LinearSpec, build: BuildContext) -> list[WeightFormat] | 
 
 
 def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[QuantisedFormat]) -> list[QuantisedWeight]:
-    """Return one weight if all parts have one format, otherwise one weight for each part, which are then not gated."""
+    """Return one weight if all parts have the same format, else one weight per part; those are not gated."""
     if len(set(formats)) == 1:
         return [QuantisedWeight(formats[0], sum(spec.rank_outs), spec.rank_inputs, build.device, gated=spec.gated)]
     parts = zip(formats, spec.rank_outs, strict=True)
@@ -63,7 +63,7 @@ class QuantisedMethod(PartsMethod):
         super().__init__(spec, build, formats, tied=tied)
 
     def _place(self, part: int) -> tuple[QuantisedWeight, int]:
-        """Return the weight of a part, and the part's first output in it."""
+        """Return the weight that has a part, and the part's first output in it."""
         if len(self.weights) > 1:
             return self.weights[part], 0
         return self.weights[0], sum(self.spec.rank_outs[:part])
@@ -103,7 +103,7 @@ class QuantisedMethod(PartsMethod):
 def load_blocks(
     name: str, weight: QuantisedWeight, tensor: QuantisedTensor, output: int = 0, first_row: int = 0
 ) -> None:
-    """Load rows of a checkpoint's tensor from `first_row` as outputs from `output`."""
+    """Load a checkpoint's rows from `first_row` on, as outputs from `output` on."""
     bad_row = weight.load(output, tensor)
     if bad_row is not None:
         raise StartupError(

@@ -19,13 +19,12 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """The rotation frequency of each pair of rotary dimensions: default, linear, dynamic, llama3, yarn or longrope.
+    """Rotation frequencies of the pairs of rotary dimensions: default, linear, dynamic, llama3, yarn or longrope.
 
     A frequency is a constant of the loaded model. transformers changes "dynamic" and "longrope" when a sequence grows
     past the original length, which invalidates keys that were cached before; here `max_model_len` fixes them.
-    `max_positions`: the checkpoint's own limit. `scaling`: the kind's other parameters, as in
-    `config.json`. `axes`: the coordinate with which each frequency turns the tokens of an image; () for models whose
-    tokens have one position.
+    `max_positions`: the checkpoint's own limit. `scaling`: the kind's other parameters, as in `config.json`. `axes`:
+    the coordinate of image tokens that each frequency rotates by; () if tokens have a single position.
     """
 
     kind: str

@@ -10,10 +10,10 @@ from octavo_engine.ops.rank_group import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A split along outputs or inputs. `outs`: the rank's outputs of each part of the layer; empty: all.
+    """A split along outputs or inputs. `outs`: this rank's range of each part's outputs; empty: all.
 
-    `inputs`: the rank's inputs; None: all. Split inputs give partial sums, of which that of rank 0 includes the bias;
-    `adds_up`: the layer adds them up over the ranks, else its caller does.
+    `inputs`: this rank's range of inputs; None: all. Split inputs give partial sums; rank 0's includes the bias.
+    `adds_up`: the layer adds them up over the ranks; else its caller does.
     """
 
     group: Group = field(default_factory=Group)
@@ -30,7 +30,7 @@ class Shard:
         return self.outs[part] if self.outs else range(size)
 
     def cut_inputs(self, weight: Tensor, num_values: int = 1, num_columns: int = 1) -> Tensor:
-        """Return the rank's columns of a weight [out, in], or of one in blocks of `num_values` in `num_columns`."""
+        """Return this rank's columns of a weight [out, in], where `num_columns` columns hold `num_values` inputs."""
         if self.inputs is None:
             return weight
         first, last = (at // num_values * num_columns for at in (self.inputs.start, self.inputs.stop))

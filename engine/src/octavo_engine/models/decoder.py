@@ -121,7 +121,7 @@ class Decoder(Model):
         for rope_idx, layer, rows in zip_longest(self.rope_idx, self.layers, deep):
             update = layer(residual, update, rotations[rope_idx], ctx)
             update = update if rows is None else update + rows
-        if not stages.is_last:  # an addition here would round the residual stream otherwise than one in the next norm
+        if not stages.is_last:  # adding here would round differently than the addition in the next norm
             assert update is not None, "a stage has a layer"
             stages.send(residual, update)
             return residual

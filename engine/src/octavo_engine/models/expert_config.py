@@ -1,4 +1,4 @@
-"""The experts of a model, from the keys of its `config.json`; absent keys have the defaults of the architecture."""
+"""The experts of a model, from its `config.json`; absent keys get the architecture's defaults."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
+_MOST_EXPERTS = 2**17  # sum over all layers
 #: The number of experts, as the files on the hub and as transformers 5 name it.
-_MOST_EXPERTS = 2**17  # of all layers together
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
 
 

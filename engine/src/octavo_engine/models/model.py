@@ -29,8 +29,8 @@ from octavo_engine.ops.stages import Stages
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
-#: Token ids, or embedding rows. Rows of a tower that has some for the first layers, too, are side by side: [tokens,
-#: hidden * (1 + layers)].
+#: Token ids, or embedding rows. If a tower also makes rows for the first layers, they are side by side: [tokens, hidden
+#: * (1 + layers)].
 Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens inputs"]
 #: A position of each token, or three coordinates: time, row, column.
 Positions = Int[Tensor, " tokens"] | Int[Tensor, "axes tokens"]
@@ -57,7 +57,7 @@ class Model(nn.Module):
         self.config, self.build, self.head = config, build, None
 
     def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
-        """Return the hidden rows; on the first of several stages, a tensor for the rows of the last stage.
+        """Return the hidden rows; on the first of several stages, a tensor to receive the last stage's rows.
 
         `inputs`: token ids, or embedding rows, which are not changed; later stages do not use them.
         """
@@ -95,11 +95,11 @@ class Model(nn.Module):
         return frozenset(names | {name.removeprefix(self.base_prefix) for name in names})
 
     def renamed(self, given: str) -> str:
-        """Return the name in this model of a tensor that a checkpoint may name otherwise."""
+        """Return this model's name of a tensor from the checkpoint's name."""
         return given
 
     def given(self, name: str) -> str:
-        """Return the checkpoint's name of a tensor of this model."""
+        """Return the checkpoint's name of a tensor from this model's name."""
         return name
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantisedTensor | GroupTensor]]) -> None:
@@ -151,7 +151,7 @@ class Model(nn.Module):
         return inputs.to(self.build.dtype, copy=True) if inputs.is_floating_point() else self.embedding(inputs)
 
     def stage_rows(self, positions: Positions, count: int) -> list[Tensor]:
-        """Return this many tensors for the rows that the stage before sends."""
+        """Allocate `count` tensors to receive the rows that the stage before sends."""
         return [self.build.empty(positions.shape[-1], self.config.hidden_size) for _ in range(count)]
 
     def make_head(
@@ -186,7 +186,7 @@ class Model(nn.Module):
 
 
 def module_of(tensor: str) -> str:
-    """Return the name of the module that has the tensor of this name."""
+    """Return the name of the module that has a tensor."""
     return tensor.rpartition(".")[0]
 
 

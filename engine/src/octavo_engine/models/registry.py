@@ -1,4 +1,4 @@
-"""Architectures with a class of Octavo, by their names in `config.json`; transformers runs all other architectures."""
+"""Architectures that a class of Octavo runs, by name in `config.json`; transformers runs all others."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -142,7 +142,7 @@ def check_ranks(config: ModelConfig, impl: ModelImpl, num_ranks: int, num_stages
 
 
 def _build_tower(config: VisionConfig, build: BuildContext) -> Tower | None:
-    """Build the part of a model that sees; None without transformers, as text does not need it."""
+    """Build a model's vision tower; None without transformers, which text does not need."""
     try:
         module = import_module("octavo_engine.models.vision_tower")
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""`VisionTower`: the part of a model for images, run by transformers: the encoder, and the projection to embeddings.
+"""`VisionTower`: the image encoder and its projection to embeddings, run by transformers.
 
 transformers builds a whole model of the family, whose text part has no layers and is dropped. The weights stay
 unquantised. The library is optional: only `registry` imports this module.
@@ -56,7 +56,7 @@ class VisionTower:
     def activation_bytes(self) -> int:
         """The most memory that the encoding of one image takes, estimated: its pixels, twice, and a layer's tensors.
 
-        These are four of the hidden size, as residuals, with the attention's other four or the MLP's two.
+        A layer's tensors are four of hidden size, and the attention's other four or the MLP's two.
         """
         vision = self._hf.vision_config
         num_tokens = min(self.config.most_tokens, self.build.max_model_len)
@@ -65,7 +65,7 @@ class VisionTower:
         row = 4 * hidden + max(4 * hidden, 2 * getattr(vision, "intermediate_size", 4 * hidden))
         pixels = 2 * 3 * edge**2 * getattr(vision, "temporal_patch_size", 1)
         num_patches = num_tokens * self._patches_per_token
-        row += num_patches if vision.model_type == "pixtral" else 0  # its mask of attention
+        row += num_patches if vision.model_type == "pixtral" else 0  # its attention mask
         return int(num_patches * (row * self.build.dtype.itemsize + pixels * torch.float32.itemsize))
 
     @property
@@ -107,7 +107,7 @@ class VisionTower:
         self._model = _without_text(model).to(self.build.device).eval()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "rows hidden"]:
-        """Return the rows of one image, of Qwen3-VL with those that its first layers add, side by side.
+        """Return the rows of one image; for Qwen3-VL, with the rows that its first layers add, side by side.
 
         `inputs`: the arguments of transformers' `get_image_features`.
         """

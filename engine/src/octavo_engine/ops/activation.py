@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from octavo_engine.ops.native_library import kernels_for
 from octavo_engine.ops.triton_devices import runs_triton
 
-_SILU, _GELU_TANH = range(2)  # `enum Activation` of native/activation_functions.h
+_SILU, _GELU_TANH = range(2)  # as `enum Activation` of native/activation_functions.h
 
 
 @dataclass(frozen=True, slots=True)

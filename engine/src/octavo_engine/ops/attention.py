@@ -2,7 +2,7 @@
 
 A backend owns the layout of the KV cache; all other code refers to blocks by number. The metadata is the same for every
 device: ragged query starts, sequence lengths, block tables and write slots. All K and V of a layer are written before
-any query of that layer reads, so that two requests of one step may share blocks.
+its queries read any, so that two requests of one step may share blocks.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from octavo_engine.ops.rope import Rotation, rotate_
 class LayerKVSpec:
     """The KV of one layer. `window`: how many latest positions a query sees (itself included), None for all.
 
-    `k_scale`, `v_scale`: factors of the codes of an FP8 cache; the backend reads them from the specs.
+    `k_scale`, `v_scale`: what the backend multiplies codes of an FP8 cache by.
     """
 
     num_kv_heads: int
@@ -92,7 +92,7 @@ class AttentionBackend(Protocol):
         rotation: Rotation | None,
         batch: AttentionBatch,
     ) -> Float[Tensor, "tokens q_heads head_dim"]:
-        """Norm and rotate queries and keys, which may be changed in place, then do the same as `attend`."""
+        """Norm and rotate queries and keys, perhaps in place, then do the same as `attend`."""
         ...
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -107,7 +107,7 @@ class AttentionBackend(Protocol):
 
 
 class AttendByParts:
-    """The `attend_qkv` of backends that have no kernel for all of it."""
+    """`attend_qkv` in separate calls, for backends without a fused kernel."""
 
     def attend_qkv(
         self: AttentionBackend,

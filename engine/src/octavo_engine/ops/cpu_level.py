@@ -44,7 +44,7 @@ LEVELS = (
     Level("armv8.6-a", "aarch64", ("-march=armv8.6-a",), ("bf16", "i8mm")),
     Level("armv8-a", "aarch64", ("-march=armv8-a",), ()),
 )
-_OTHER = Level("generic", platform.machine(), (), ())  # of an architecture that has no levels
+_OTHER = Level("generic", platform.machine(), (), ())  # for an architecture that has no levels
 
 
 def levels_here() -> list[Level]:

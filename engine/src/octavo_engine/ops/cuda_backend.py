@@ -26,11 +26,10 @@ _STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
 class CudaBackend:
     """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer; a cache of e4m3 holds codes as bytes.
 
-    `num_programs`: how many programs share the decode attention of a step, one for each multiprocessor of the GPU.
-    `processor`: the sizes of a multiprocessor, which, with the registers and the shared memory of a compiled kernel,
-    decide how many programs it runs at a time. `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does.
-    `has_e4m3`: it converts e4m3, as sm_89 does. `copy`: moves numbers of blocks to the device; by default through
-    pageable memory.
+    `num_programs`: the programs that share a step's decode attention, for a GPU one per multiprocessor. `processor`:
+    the sizes of a multiprocessor, which, with the registers and the shared memory of a compiled kernel, decide how many
+    programs it runs at a time. `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does. `has_e4m3`: it
+    converts e4m3, as sm_89 does. `copy`: moves numbers of blocks to the device; by default through pageable memory.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class CudaBackend:
         self._copy = copy or (lambda numbers: numbers.to(self.device))
         self.num_programs, self._processor = num_programs, processor
         self._has_wgmma, self._has_e4m3 = has_wgmma, has_e4m3
-        self._programs: dict[object, int] = {}  # a processor's, by the constants of the kernel
+        self._programs: dict[object, int] = {}  # that run at a time on a processor, by kernel constants
         self.dtype, self.device = dtype, torch.device(device)
         self.caches: list[Tensor] = []
         self._stored = torch.uint8 if dtype == torch.float8_e4m3fn else dtype

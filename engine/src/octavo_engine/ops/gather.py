@@ -12,7 +12,7 @@ from octavo_engine.ops.native_library import kernels_for
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """The place of a table's rows in a larger one: they are those from `first` of `num_rows`."""
+    """The place of a table in a larger one of `num_rows` rows, from row `first` on."""
 
     first: int
     num_rows: int
@@ -23,7 +23,7 @@ def gather_rows(
 ) -> Float[Tensor, "tokens size"]:
     """Return rows of `table` times `scale` in a new tensor. In the kernel, an id without a row gives a row of NaN.
 
-    `part`: of the larger table to which ids refer; rows that are not in `table` are zero.
+    `part`: ids refer to the larger table; rows that are not in `table` are zero.
     """
     library = kernels_for(table)
     if library is None or ids.dtype != torch.int64 or not (table.is_contiguous() and ids.is_contiguous()):

@@ -15,15 +15,15 @@ from octavo_engine.ops.native_quantised import QuantisedFormat
 
 #: int4: 0 to 15. int8: signed. e4m3: an FP8 number. table4: the number of one of 16 values.
 Codes = Literal["int4", "int8", "e4m3", "table4"]
-#: What is taken from integers, or added to their products with the scale.
+#: "zeros" are subtracted from codes; "minimums" are added to code * scale.
 Offsets = Literal["none", "zeros", "minimums"]
 
-#: Codes of 4 bits come in blocks of as many inputs, as in GGUF: byte i of a block has input i in its low bits, and
-#: input 16 + i in its high ones.
+#: Codes of 4 bits come in blocks of this many inputs, as in GGUF: byte i of a block has input i in its low bits, and
+#: input 16 + i in its high bits.
 CODE_BLOCK = 32
 #: The zero point of int4 without offsets.
 MIDDLE = 8
-#: The size of a group whose rounded inputs kernels multiply, if a row has several groups.
+#: The group size for which kernels multiply rounded inputs, if a row has several groups.
 ROUNDED_GROUP = 128
 
 
@@ -45,7 +45,7 @@ class GroupFormat:
 
     @property
     def num_values(self) -> int:
-        """The number of inputs at multiples of which a row may be cut."""
+        """A row may be cut at multiples of this number of inputs."""
         return self.group_size
 
     @property
@@ -53,22 +53,22 @@ class GroupFormat:
         return 1 if self.codes in ("int8", "e4m3") else 2
 
     def rounds_rows_of(self, size: int) -> bool:
-        """Return True if rows of this size are rounded: kernels can do that for one group, or groups of 128."""
+        """Return True if rows of this size are rounded: kernels can do that for one group, or for groups of 128."""
         return self.rounds_inputs and self.group_size in (size, ROUNDED_GROUP)
 
 
-#: Formats in which weights stay as they are in memory: blocks, which a CPU multiplies, and groups, which a GPU does.
+#: Formats that are kept in memory: blocks, which a CPU multiplies, and groups, which a GPU multiplies.
 WeightFormat = QuantisedFormat | GroupFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTensor:
-    """A weight [out, in]: (code - zero) * scale, or code * scale + minimum, rounded once to the model's type.
+    """A weight [out, in]: (code - zero) * scale, or code * scale + minimum, rounded once to the model's dtype.
 
     A zero is a whole number from 0 to 15, and a minimum has the type of the scales; int4 without either has a zero of
-    8. `table`: the values of table4. `order`: the numbers of the inputs, in the order in which the rows have them;
-    None: they are not reordered. `input_scale`: the scale of all rounded inputs, if the checkpoint has one; None: each
-    row has its own. The weights of several experts have the experts as a further first dimension.
+    8. `table`: the values of table4. `order`: the original index of each input of a row; None: inputs are not
+    reordered. `input_scale`: the scale of all rounded inputs, if the checkpoint has one; None: each row has its own.
+    The weights of several experts have the experts as a further first dimension.
     """
 
     format: GroupFormat
@@ -98,7 +98,7 @@ class GroupTensor:
 
 
 def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out in_features"]:
-    """Return the expanded weight in a type, with the inputs in the order of the rows. Each value is rounded once, from
+    """Return the expanded weight in a dtype, with the inputs in the order of the rows. Each value is rounded once, from
     fp32."""
     (out, size), group_size = weight.shape, weight.format.group_size
     values = _numbers(weight).view(out, -1, group_size)
@@ -115,7 +115,7 @@ def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out
 
 
 def pack_nibbles(codes: UInt8[Tensor, "out in_features"]) -> UInt8[Tensor, "out code_bytes"]:
-    """Return codes of 4 bits, two to a byte, in blocks of 32. Eight codes are one number of 64 bits meanwhile."""
+    """Return codes of 4 bits, two to a byte, in blocks of 32. Eight codes are packed at a time, as an int64."""
     blocks = codes.contiguous().view(torch.int64).view(len(codes), -1, 2, CODE_BLOCK // 16)
     return (blocks[:, :, 0] | blocks[:, :, 1] << 4).view(torch.uint8).flatten(1)
 

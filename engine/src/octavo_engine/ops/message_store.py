@@ -19,8 +19,8 @@ MEETING_TIMEOUT = timedelta(minutes=10)
 class MessageStore(dist.Store):  # type: ignore[name-defined,misc]  # torch's types lack it
     """The entries of any number of groups, whose names are in the keys. Only the thread that opens groups calls it.
 
-    `send`: sends an entry to all other ranks. `receive`: waits as many seconds for the next entry of another rank, and
-    raises TimeoutError without one.
+    `send`: sends an entry to all other ranks. `receive`: waits up to its argument's seconds for another rank's next
+    entry, or raises TimeoutError.
     """
 
     def __init__(

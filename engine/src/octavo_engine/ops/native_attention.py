@@ -4,8 +4,8 @@ The kernel takes ragged queries and block tables directly, for decode and prefil
 of tiles. It needs fp32 or bf16, and block sizes of `BLOCK_SIZES`; `ops/cpu_backend.py` selects the backend.
 
 The kernel adds keys by parts of `PART_KEYS` at fixed positions and folds the parts from left to right, so a row's bits
-depend only on its own keys. The list decides who computes, never what: a tile is one work item, or, to balance the
-threads, each part of it is one.
+depend only on its own keys. The list does not affect results: a tile is one work item, or, to balance the threads, each
+of its parts is one.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from octavo_engine.ops.scratch import Scratch
 BLOCK_SIZES = (16, 32, 64, 128)
 PART_KEYS = 256  # `kPartKeys`
 _UNIT = 16  # `kUnit`: V has whole units of dimensions
-_MOST_PARTIAL_ROWS = 1 << 15  # of the tiles that are divided in a step, which bounds the memory of partial results
+_MOST_PARTIAL_ROWS = 1 << 15  # rows of divided tiles in a step: bounds the memory of partial results
 
 _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, partial, unused: `struct Tile`
 

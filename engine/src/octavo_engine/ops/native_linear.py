@@ -86,7 +86,7 @@ def can_gate(out_features: int) -> bool:
 
 
 def native_panels(library: ctypes.CDLL, parts: Sequence[Panels], bias: Tensor | None) -> NativeWeight:
-    """Make a weight of parts, whose outputs follow each other. Only a single part can be gated."""
+    """Make a weight of parts, whose outputs are concatenated. Only a single part can be gated."""
     for part in parts:
         prefer_huge_pages(part.memory.data_ptr(), part.memory.nbytes)
     sizes = [part.shape[0] for part in parts]
@@ -101,7 +101,7 @@ def native_panels(library: ctypes.CDLL, parts: Sequence[Panels], bias: Tensor | 
 def native_linear(
     x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype, *, num_threads: int = 0
 ) -> Float[Tensor, "*rows out_features"]:
-    """Apply the linear layer. `dtype`: the type of the output, bf16, or fp32 if sums must not be rounded.
+    """Apply the linear layer. `dtype`: of the output, bf16, or fp32 if sums must not be rounded.
 
     `num_threads`: 0 for as many as torch has.
     """

@@ -56,7 +56,7 @@ QUANTISED_FORMATS = {
 class QuantisedTensor:
     """A tensor [*, in] in a format: the bytes of the blocks of each row.
 
-    `order`: the numbers of the inputs in the order in which the rows have them; None: as they are numbered.
+    `order`: the original index of each input of a row; None: inputs are not reordered.
     """
 
     format: QuantisedFormat
@@ -105,14 +105,14 @@ class QuantisedWeight:
 
 
 def native_quantised(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> NativeWeight:
-    """Return the weight for `native_linear`, of parts whose outputs follow each other, once all of them are loaded."""
+    """Return the weight for `native_linear`; call it once all parts, whose outputs are concatenated, are loaded."""
     library = native_library()
     assert library is not None, "`kernels_expand_blocks` must be checked first"
     return native_panels(library, [weight.panels for weight in weights], bias)
 
 
 def kernels_expand_blocks(dtype: torch.dtype) -> bool:
-    """Return True if the kernels multiply weights in blocks by activations of this type on this CPU."""
+    """Return True if the kernels multiply weights in blocks by activations of this dtype on this CPU."""
     return dtype == torch.bfloat16 and native_library() is not None
 
 

@@ -1,4 +1,4 @@
-"""Normalisation over the last dimension, accumulated in fp32 for every type of activations.
+"""Normalisation over the last dimension, accumulated in fp32 for every dtype of activations.
 
 `native/elementwise.cpp` computes the residual addition and the RMS norm in one call without a temporary. The torch
 functions are the reference, and replace the kernel where it is missing. They compute

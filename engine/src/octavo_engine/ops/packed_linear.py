@@ -25,7 +25,7 @@ from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_l
 ROWS_HINT = 64
 #: The most rows for which our kernel is faster than oneDNN with matrix instructions.
 MOST_ROWS = 16
-#: The most products of numbers for which one thread is faster than several that have to be woken (some 60 µs).
+#: The most scalar products for which one thread is faster than waking several (some 60 µs).
 MOST_OF_ONE_THREAD = 2 << 20
 _MATRIX_FEATURE = "bf16"  # of ARM, as Linux names it
 _WIDE_CHUNK_BYTES = 1 << 20  # fp32 bytes of a weight converted at a time: small enough to stay in the CPU cache
@@ -73,7 +73,7 @@ def wide_linear(x: Float[Tensor, "rows in_features"], weight: PackedWeight) -> F
     assert weight.plain is not None, "a weight of 16 bits must be packed with wide=True to be multiplied in fp32"
     if x.is_cpu:
         return _chunked_linear(x.float(), weight.plain, weight.bias)
-    out = torch.mm(x, weight.plain.t(), out_dtype=torch.float32)  # a product that the CPU lacks
+    out = torch.mm(x, weight.plain.t(), out_dtype=torch.float32)  # not available on a CPU
     return out if weight.bias is None else out.add_(weight.bias)
 
 
@@ -108,7 +108,7 @@ def pack(
 
 
 def num_layouts(dtype: torch.dtype, *, wide: bool = False) -> int:
-    """Return how many packed copies `pack` makes of a weight of this type on this machine; 0 if it stays plain."""
+    """Return how many packed copies `pack` makes of a weight of this dtype on this machine; 0 if it stays plain."""
     return pack(torch.zeros(16, 16, dtype=dtype), wide=wide).num_layouts
 
 
@@ -123,7 +123,7 @@ def _prefers_native(weight: PackedWeight, rows: int) -> bool:
 def _needs_onednn(weight: Tensor, native: NativeWeight | None, wide: bool) -> bool:
     if native is not None:
         return not wide and _has_matrix_instructions()
-    return not wide or weight.dtype == torch.float32  # oneDNN rounds sums to the type of the weight
+    return not wide or weight.dtype == torch.float32  # oneDNN rounds sums to the dtype of the weight
 
 
 def _has_matrix_instructions() -> bool:
@@ -166,7 +166,7 @@ def _pointwise(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _dtype_is_fast(dtype: torch.dtype) -> bool:
-    """Return True if oneDNN computes this type on this CPU without emulation."""
+    """Return True if oneDNN computes this dtype on this CPU without emulation."""
     if dtype == torch.bfloat16:
         return bool(_mkldnn()._is_mkldnn_bf16_supported())
     if dtype == torch.float16:

@@ -26,7 +26,7 @@ def quantised_slices(
 ) -> Iterator[tuple[int, QuantisedTensor]]:
     """Yield the tensor's rows in blocks, each slice with the number of its first row.
 
-    A value that is infinite or NaN gives a block with such a scale or minimum.
+    An infinite or NaN value gives its block an infinite or NaN scale or minimum.
     """
     kind = GGMLQuantizationType[block_format.name]
     num_rows = max(1, SLICE_BYTES // (4 * tensor.shape[1]))
@@ -41,7 +41,7 @@ def quantised_groups(
 ) -> Iterator[tuple[int, GroupTensor]]:
     """Yield slices of the tensor's rows, quantised to int8 or int4 on a device, each with its first row's number.
 
-    A value that is infinite or NaN gives a group with such a scale.
+    An infinite or NaN value gives its group an infinite or NaN scale.
     """
     num_rows = max(1, _GROUP_SLICE_BYTES // (4 * tensor.shape[1]))
     for first in range(0, len(tensor), num_rows):

@@ -1,9 +1,9 @@
 """`Group`: the ranks that compute one model together, each of them a part of every layer.
 
-Ranks are processes of one host or of several, or threads, with one `ProcessGroupGloo` each, which is not registered in
-`torch.distributed`: a process may have any number of groups. gloo listens on one address only, which is a loopback one
-unless there are several hosts. The ranks connect by the entries of a `MessageStore`. On GPUs, NCCL takes the model's
-tensors, and gloo those of the host.
+Ranks are processes of one or several hosts, or threads. Each has a `ProcessGroupGloo`, which is not registered in
+`torch.distributed`: a process may have any number of groups. gloo listens on one address only, a loopback address
+unless there are several hosts. The ranks connect through a `MessageStore`. On GPUs, NCCL takes the model's tensors, and
+gloo those of the host.
 """
 
 import ctypes
@@ -36,9 +36,9 @@ _LOGGER = logging.getLogger(__name__)
 class GpuCollectives:
     """Collective operations of one rank on tensors of GPUs, by NCCL. They are queued on the GPU.
 
-    Torch's source is all that these calls were checked against: they have never run on GPUs. With its "blocking wait",
-    torch starts no thread that ends the process when an operation is late: `wait` raises an error, as with gloo.
-    `nccl`: a `ProcessGroupNCCL`. All calls raise RuntimeError if the ranks are not in step.
+    These calls were checked against torch's source only: they have never run on GPUs. With its "blocking wait", torch
+    starts no thread that ends the process if an operation is late: `wait` raises an error, as with gloo. `nccl`: a
+    `ProcessGroupNCCL`. All calls raise RuntimeError if the ranks are not in step.
 
     With `synchronize`, the model's stream waits for an operation. With `Work.wait`, the host waits: it polls until the
     operation is done, and fails after the timeout of the process group.
@@ -50,7 +50,7 @@ class GpuCollectives:
         self._is_aborted = False
 
     def add_up(self, x: Tensor) -> None:
-        """Queue an addition of `x` over the ranks, in place."""
+        """Queue an all-reduce (sum) of `x`, in place."""
         self._last = self._nccl.allreduce([x])
         self._last.synchronize()
 
@@ -64,7 +64,7 @@ class GpuCollectives:
         if self._last is not None:
             self._last.wait()
             self._last = None
-        if self._is_aborted:  # which ends a wait, too, with the values as they are
+        if self._is_aborted:  # it ends a wait without error, with incomplete values
             raise RuntimeError("another rank is gone")
 
     def abort(self) -> None:
@@ -90,7 +90,7 @@ def find_interface(address: str) -> str | None:
 def connect_gpus(
     store: Any, rank: int, size: int, timeout: timedelta, device: torch.device, address: str = LOOPBACK
 ) -> GpuCollectives:
-    """Connect to the other ranks, which call this, too. Raises RuntimeError if NCCL does not connect the GPUs.
+    """Connect to the other ranks, which also call this. Raises RuntimeError if NCCL does not connect the GPUs.
 
     The current device must be `device`. NCCL connects the processes over the interface of `address`.
     """
@@ -111,8 +111,7 @@ def connect_gpus(
 
 class Group:
     """Rank `rank` of `size`. `collectives` is None in a group of one, whose operations do nothing, and in a group that
-    only plans the parts of the ranks. `timeout`: of each operation. `gpus`: takes the model's tensors, if they are on
-    GPUs.
+    only plans each rank's part. `timeout`: of each operation. `gpus`: takes the model's tensors, if they are on GPUs.
 
     All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone or late. On GPUs
     only `gather` and `wait` raise it, because the host is ahead of the GPU.
@@ -133,7 +132,7 @@ class Group:
         self.exchanged_bytes = {"send": 0, "recv": 0}
 
     def shares(self, count: int, unit: int = 1) -> list[range]:
-        """Divide `count` things among the ranks in whole units, of which only the last one may be smaller."""
+        """Divide `count` things among the ranks in whole units; only the last unit may be smaller."""
         units = -(-count // unit)
         bounds = [min(count, units * rank // self.size * unit) for rank in range(self.size + 1)]
         return [range(first, last) for first, last in pairwise(bounds)]
@@ -142,7 +141,7 @@ class Group:
         return self.shares(count, unit)[self.rank]
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Add `x`, contiguous, up over the ranks, in place; all ranks get the same bits."""
+        """Sum `x`, contiguous, over the ranks, in place; all ranks get the same bits."""
         if self.size > 1:
             assert x.is_contiguous()
             if self._gpus is None:
@@ -176,7 +175,7 @@ class Group:
             self._gpus.abort()
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Replace `x`, contiguous and in host memory, by that of rank 0, in place."""
+        """Replace `x`, contiguous and in host memory, by rank 0's `x`, in place."""
         if self.size > 1:
             options = self._options(dist.BroadcastOptions())
             options.rootRank = options.rootTensor = 0
@@ -195,7 +194,7 @@ class Group:
         return x
 
     def _exchange_memory(self, operation: str, address: int, num_bytes: int, other: int) -> None:
-        """Send or receive memory, which may be empty; as `_add_up_memory`."""
+        """Send or receive memory (maybe 0 bytes) by address, as `_add_up_memory`."""
         x = _memory(address, num_bytes, torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
         self._run(operation, lambda: getattr(self._collectives, operation)([x], other, 0).wait(self._timeout))
         self.exchanged_bytes[operation] += num_bytes
@@ -207,7 +206,7 @@ class Group:
         self._run("all-reduce", lambda: self._collectives.allreduce([x], options).wait())
 
     def close(self) -> None:
-        """Close the connections to the other ranks, so that their operations with this one fail at once."""
+        """Close the connections to the other ranks, so that their operations with this rank fail at once."""
         self.abort()
         self._collectives = None
 

@@ -1,4 +1,4 @@
-"""Lists the kernel calls of a computation, so that they can be made again without the Python code between them.
+"""Lists the kernel calls of a computation, to repeat them without the Python code between them.
 
 While a computation is recorded, its outputs (`torch.empty`) come from a pool whose memory stays, so that the addresses
 in the calls stay valid. A guard watches torch's operators: the calls replace the computation only if each operator
@@ -33,10 +33,9 @@ _CALL = np.dtype([("kernel", "i8"), ("arguments", "i8", 11), ("scale", "f4")], a
 
 
 class NativeCalls:
-    """Calls of native kernels, which `replay`, `octavo_replay`, makes at once.
+    """Calls of native kernels, which one call of `octavo_replay` repeats.
 
-    They are in memory of their own: on the C heap they would lie between the logits of batches of different sizes,
-    whose memory could then not be reused. That cost a gigabyte.
+    They have their own memory mapping: on the C heap they fragmented the memory of logits, which cost a gigabyte.
     """
 
     def __init__(self, replay: Kernel) -> None:
@@ -56,7 +55,7 @@ class NativeCalls:
 
 
 class Recording:
-    """Kernel calls in order. `refused`: the first operator that was not recorded as a kernel call, if any."""
+    """Kernel calls in order. `refused`: the first operator that cannot be replayed, if any."""
 
     def __init__(self) -> None:
         self.refused: str | None = None
@@ -74,7 +73,7 @@ class Recording:
 
     @property
     def has_exchanged(self) -> bool:
-        """Return True if a call was one of several ranks, which alone are not native."""
+        """Return True if a call was a collective operation; all other calls are native."""
         return not all(isinstance(part, NativeCalls) for part in self._parts)
 
     def replay(self) -> None:
@@ -86,7 +85,7 @@ _current: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 def recordable(kernel: Kernel, replay: Kernel | None = None) -> Kernel:
-    """Return the kernel, with each call also listed in the recording that is being made.
+    """Wrap a kernel so that each call is also listed in the recording in progress.
 
     `replay`: the `octavo_replay` of a native kernel's library.
     """
@@ -132,7 +131,7 @@ class Pool:
         return torch.from_numpy(piece).view(dtype).view(shape)
 
     def locate(self, x: Tensor) -> Callable[[], Tensor] | None:
-        """Return a function that makes `x`, contiguous, again without its piece; None if `x` is not in the pool."""
+        """Return a function that makes the contiguous `x` again from its address; None if `x` is not in the pool."""
         if not x.is_contiguous():
             return None
         bounds = ((region, x.data_ptr() - region.address) for region in self._regions)
@@ -171,7 +170,7 @@ class _Region:
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8] | None:
         taken = sorted(self._pieces.copy().items())  # a copy: a piece may return at any time
         gaps = pairwise([(0, 0), *taken, (self.memory.nbytes, 0)])
-        needed = max(1, num_bytes)  # so that no two pieces have one beginning
+        needed = max(1, num_bytes)  # so that no two pieces begin at one address
         begin = next((end for (_, end), (after, _) in gaps if after - end >= needed), None)
         if begin is None:
             return None

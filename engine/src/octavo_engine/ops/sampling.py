@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_engine.ops.native_library import kernels_for
 
-#: The parameters of a row's draw, as kernels read them. `key`: of the noise. `inverse_temperature`: 0 for the largest
+#: A row's sampling parameters, as kernels read them. `key`: of the noise. `inverse_temperature`: 0 for the largest
 #: logit. `least_scaled`: ln(min_p), lower scaled logits are excluded. `top_k`: 0 is off.
 DRAW = np.dtype(
     {
@@ -16,11 +16,11 @@ DRAW = np.dtype(
         "formats": ["u8", "f8", "f4", "f4", "i4", "f4"],
     }
 )
-DrawParams = npt.NDArray[np.void]  # of type DRAW
+DrawParams = npt.NDArray[np.void]  # its dtype is DRAW
 
 
 def make_draw(*, temperature: float, top_k: int, top_p: float, min_p: float, key: int = 0) -> DrawParams:
-    """Return the parameters of a row, without dimensions."""
+    """Return the parameters of a row, a scalar array."""
     divisor, least = np.float32(temperature), np.float32(min_p)
     inverse = 1 / divisor if divisor > 0 else 0.0
     least_scaled = np.log(least, dtype=np.float64) if least > 0 else -np.inf

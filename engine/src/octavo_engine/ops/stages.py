@@ -1,9 +1,9 @@
 """`Stages`: the ranks that compute one model's layers one after the other, each stage some consecutive layers.
 
-Rank = stage * ranks of a stage + place. The ranks of a stage divide its layers (`Group`). The ranks with one place in
-all stages are a group, too, and exchange rows. The first stage has embedding and head, and samples. A later stage
-receives the rows of a step as the layer before it has left them. The last stage sends the first stage the rows that it
-needs.
+Rank = stage * ranks per stage + place. The ranks of a stage divide each of its layers (`Group`). The ranks with the
+same place in all stages form another group, which exchanges rows. The first stage has embedding and head, and samples.
+A later stage receives the rows that the layer before it returned. The last stage sends the first stage the rows that
+sampling needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from octavo_engine.ops.rank_group import LOOPBACK, Group, open_group
 
 
 class Stages:
-    """The stage of this rank. `num_layers`: of each stage; empty for a model of one stage. `column`: the ranks at this
-    place of all stages."""
+    """The stage of this rank. `num_layers`: of each stage; empty for a model of one stage. `column`: the ranks with the
+    same place in all stages."""
 
     def __init__(self, num_layers: Sequence[int] = (), column: Group | None = None) -> None:
         self.num_layers, self._column = tuple(num_layers), column or Group()
@@ -31,14 +31,14 @@ class Stages:
         self.is_first, self.is_last = self.index == 0, self.index == self.size - 1
 
     def share(self, num_layers: int) -> range:
-        """Return the layers of this stage, of a model with so many."""
+        """Return this stage's layers of a model with `num_layers`."""
         if self.size == 1:
             return range(num_layers)
         first = sum(self.num_layers[: self.index])
         return range(first, first + self.num_layers[self.index])
 
     def receive(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Replace tensors by those that the stage before has sent."""
+        """Receive tensors from the stage before, in place."""
         return tuple(self._column.receive(each, self.index - 1) for each in rows)
 
     def send(self, *rows: Tensor) -> None:
@@ -47,8 +47,8 @@ class Stages:
             self._column.send(each, self.index + 1)
 
     def return_rows(self, hidden: Tensor, find_rows: Callable[[], npt.NDArray[np.int64]]) -> Tensor:
-        """Replace some rows of the first stage's `hidden` by those of the last stage. `find_rows`: returns their
-        numbers in rising order.
+        """Replace some rows of the first stage's `hidden` by the last stage's rows. `find_rows`: returns their indices,
+        ascending.
 
         The first stage waits for these rows in each step, even if there are none, so that it is never a step ahead of
         the others.
@@ -72,7 +72,7 @@ class Stages:
         return taken["send"], taken["recv"]
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Replace `x` by that of the first stage."""
+        """Replace `x` by the first stage's `x`."""
         return self._column.broadcast(x)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Stages:
 def split_layers(layer_bytes: Sequence[int], first_bytes: int, num_stages: int) -> tuple[int, ...]:
     """Return the number of layers of each stage, at least one, so that the largest stage has the fewest bytes.
 
-    `first_bytes`: of what the first stage has beside layers.
+    `first_bytes`: what the first stage has beside layers.
     """
     sums = [0, *accumulate(layer_bytes)]
     # For each number of layers that the stages so far can have: the bytes of the largest stage, and the layers of each
@@ -119,7 +119,7 @@ def open_ranks(
     address: str = LOOPBACK,
     gpu: torch.device | None = None,
 ) -> tuple[Group, Stages]:
-    """Connect a rank to those of its stage, and to those at its place of other stages. See `open_group`."""
+    """Connect a rank to the ranks of its stage, and to those with its place in other stages. See `open_group`."""
     group, stages = planned_ranks(rank, ranks_per_stage, num_layers)
     connect = partial(open_group, store, timeout=timeout, meeting_timeout=meeting_timeout, address=address)
     if group.size > 1:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-#: Types of devices. Tests add the CPU, for Triton's interpreter, and `meta`, on which kernels are only compiled.
+#: Device types. Tests add the CPU, for Triton's interpreter, and `meta`, where kernels are only compiled.
 DEVICES = {"cuda"}
 
 

@@ -1,4 +1,4 @@
-"""Layers of the library bitsandbytes: NF4 and FP4, whose blocks run over the flattened weight, and int8 by output."""
+"""Layers of the library bitsandbytes: NF4 and FP4 in blocks of the flattened weight, int8 with a scale per output."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.weights.layer_format import BadPartError, LayerFormat, LayerTensors, Shape
 
-#: Numbers of two codes that share a byte, as one element of a table that is indexed by the byte.
+#: Values of the two codes in a byte, as one element of a table that the byte indexes.
 _PAIR = torch.int64
 #: The library divides by 127, rounded as here.
 _PER_CODE = 7.874015718698502e-3
@@ -23,7 +23,7 @@ def make_four_bit_format(codes: str) -> LayerFormat:
     state_name = f"weight.quant_state.bitsandbytes__{codes}"
 
     def shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
-        """Return a shape that has as many weights as the layer, whose shape is in its state."""
+        """Return a shape with the layer's number of weights; only the layer's state has its true shape."""
         tables: dict[str, Shape] = {"weight.quant_map": (16,), "weight.nested_quant_map": (256,)}
         return (2 * math.prod(given["weight"]), 1), {**given, **{part: tables[part] for part in tables & given.keys()}}
 
@@ -105,7 +105,7 @@ class _State:
 
     @property
     def run(self) -> int:
-        """The number of inputs that are never in two blocks, and that divide a row."""
+        """The largest number of inputs that divides both a row and a block."""
         return math.gcd(self.shape[1], min(self.block_size, math.prod(self.shape)))
 
     def size(self, key: str) -> int:
@@ -122,7 +122,7 @@ class _State:
 
 
 def _scales(state: _State, parts: Mapping[str, Tensor], num_weights: int) -> Tensor:
-    """Return the scale of each block in fp32; those in uint8 are quantised themselves."""
+    """Return the scale of each block in fp32; scales in uint8 are themselves quantised."""
     absmax = parts["weight.absmax"].flatten()
     _check_count("weight.absmax", absmax, num_weights, state.block_size)
     if absmax.dtype == torch.float32:

@@ -35,7 +35,7 @@ def _packed_shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple
 def _read_packed(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     """Codes and zero points are stored as unsigned numbers, which are 2^(bits - 1) larger.
 
-    A group of -1, also of one input only, means that the groups have the order of the inputs.
+    If any input's group is -1, the groups are in the order of the inputs.
     """
     packed, scales, zeros = parts["weight_packed"], parts["weight_scale"], parts.get("weight_zero_point")
     groups = parts.get("weight_g_idx")

@@ -26,7 +26,7 @@ def dummy_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield weights. Equal (seed, name, shape) always give equal values, independent of the other weights."""
     pool = torch.randn(POOL_SIZE, generator=torch.Generator().manual_seed(seed))
-    sources: dict[tuple[float, float], Tensor] = {}  # few, as experts have many tensors of one shape
+    sources: dict[tuple[float, float], Tensor] = {}  # few entries: tensors of experts share a shape
     for name, shape in named_shapes:
         mean, std = moments = _moments(name, shape)
         if moments not in sources:

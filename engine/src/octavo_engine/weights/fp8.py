@@ -13,7 +13,7 @@ _NAN = 0x7F
 
 
 def make_fp8_format(scales: str) -> LayerFormat:
-    """Return the format with this name of the scales."""
+    """Return the format whose scales have this name."""
 
     def shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
         out, size = (*given["weight"], 0, 0)[:2]
@@ -47,7 +47,7 @@ def make_fp8_format(scales: str) -> LayerFormat:
     )
 
 
-#: Both scales are multiplied; DeepSeek names them after the inverse of the factor that made the codes.
+#: Scales with either name multiply codes; DeepSeek's name: the inverse of the factor that made the codes.
 FP8_FORMATS = tuple(make_fp8_format(name) for name in ("weight_scale", "weight_scale_inv"))
 
 
@@ -73,6 +73,6 @@ def _checked(codes: Tensor, first_output: int) -> Tensor:
 
 
 def _numbers(codes: Tensor) -> Tensor:
-    """Return e4m3 codes as fp32. Their bits are those of fp16 numbers that are 256 times smaller; all are exact."""
-    bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)  # without a second sign
+    """Return e4m3 codes as fp32, exactly. Shifted, their bits are those of fp16 numbers 256 times smaller."""
+    bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)  # drop the copied sign
     return bits.view(torch.float16).float().mul_(256)

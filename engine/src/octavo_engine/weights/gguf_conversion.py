@@ -11,7 +11,7 @@ from typing import Any
 
 #: RoPE tables, which `sources/gguf_config.py` adds to the config.
 _IN_CONFIG = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|rope_freqs))\.weight")
-#: A layer's tensor; the second number is that of an expert.
+#: A layer's tensor; the second number is an expert's.
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(\d+))?\.(weight|bias)")
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -76,7 +76,7 @@ _GPT2 = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFNames:
-    """The names of one architecture. `experts`: with a place for the number of the expert.
+    """The names of one architecture. `experts`: names with a placeholder for the expert's number.
 
     `interleaved`: tensors whose rows are in llama.cpp's RoPE order.
     """

@@ -35,8 +35,8 @@ def iter_gguf(
     skipped: Container[str] = (),
     advance: Callable[[int], None],
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
-    """Yield (name, tensor). `blocks`, `groups`: names of the tensors that are not expanded. `skipped`: modules without
-    theirs."""
+    """Yield (name, tensor). `blocks`, `groups`: names of tensors that are not expanded. `skipped`: modules to leave
+    out."""
     for path, placed in _placed_tensors(files):
         with path.open("rb") as file:
             for info, where in placed:
@@ -44,7 +44,7 @@ def iter_gguf(
                     advance(info.num_bytes)
                     continue
                 rows = interleaved_rows(info.shape[0], where.heads) if where.heads else None
-                if where.hf_name in blocks or where.hf_name in groups:  # which are [out, in], with values as they are
+                if where.hf_name in blocks or where.hf_name in groups:  # stored as [out, in], with unchanged values
                     read = read_gguf_blocks if where.hf_name in blocks else read_gguf_groups
                     yield where.hf_name, read(path, file, info, rows=rows, advance=advance)
                     continue

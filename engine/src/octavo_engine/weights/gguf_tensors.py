@@ -25,7 +25,7 @@ from octavo_engine.wire.errors import StartupError
 
 SLICE_BYTES = 1 << 19
 
-#: Types whose blocks are codes after an fp16 scale, and after an fp16 minimum where there is one.
+#: Types whose blocks are an fp16 scale, with or without an fp16 minimum, and codes.
 GROUP_FORMATS = {
     "Q4_0": GroupFormat(name="Q4_0", codes="int4", group_size=32),
     "Q4_1": GroupFormat(name="Q4_1", codes="int4", group_size=32, offsets="minimums"),
@@ -107,7 +107,7 @@ def _row_slices(
     rows: Tensor | None,
     advance: Callable[[int], None],
 ) -> Iterator[tuple[slice | Tensor, NDArray[np.uint8]]]:
-    """Yield bytes of rows [count, row_bytes] with the places of these rows in the result."""
+    """Yield bytes of rows [count, row_bytes] and the rows' indices in the result."""
     row_bytes = info.num_bytes // num_rows
     step = max(1, SLICE_BYTES * num_rows // (math.prod(info.shape) * 4))
     file.seek(info.offset)

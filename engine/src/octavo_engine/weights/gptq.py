@@ -28,7 +28,7 @@ def _shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[
 def _read(config: QuantisedConfig, parts: Mapping[str, Tensor]) -> LayerTensors:
     packed, scales = parts["qweight"], parts["scales"].t()
     one_each = sum(1 << shift for shift in range(0, 32, config.bits))
-    zeros = parts["qzeros"] + config.zero_offset * one_each  # before unpacking: a zero point of 0 has borrowed
+    zeros = parts["qzeros"] + config.zero_offset * one_each  # before unpacking: a stored -1 has borrowed
     return LayerTensors(
         unpack=lambda outputs: unpack_ints(transpose(packed[:, outputs]), config.bits),
         scales=scales,

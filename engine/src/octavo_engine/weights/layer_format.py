@@ -25,12 +25,11 @@ class BadPartError(Exception):
 class LayerTensors:
     """The tensors of a layer. A weight is (number - zero) * scale * factor.
 
-    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs]: integers as uint8, as int8 if there are no
-    zeros, others as fp32 in a new tensor. The slice begins at a multiple of eight. `codes`: returns the codes of such a
-    slice in uint8, if they are no integers; `table` has the numbers of those of 4 bits. `scales`, `zeros`: [outputs,
-    groups]; zeros are uint8.
-    `groups`: the group of each input, if they are not in order. `shape`, `group_size`: of the weight, if only its
-    tensors have them. `input_scale`: with which inputs are rounded, if the layer has it.
+    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs]: integers as uint8, or as int8 if there are
+    no zeros; others as fp32 in a new tensor. The slice begins at a multiple of eight. `codes`: returns a slice's codes
+    in uint8, if they are no integers; `table`: the numbers that 4-bit codes mean. `scales`, `zeros`: [outputs, groups];
+    zeros are uint8. `groups`: the group of each input, if inputs are not in order. `shape`, `group_size`: set if only
+    the tensors, not the header, have them. `input_scale`: rounds the inputs, if the layer has one.
     """
 
     unpack: Callable[[slice], Tensor]
@@ -47,13 +46,13 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFormat:
-    """`codes`: "int" for those that blocks may hold; the name of other codes, which are expanded. `types`: accepted
-    types by the names of the parts. `scales`, `zeros`, `groups`: names of these parts.
+    """`codes`: "int" for codes that blocks may hold; else the codes' name. `types`: accepted dtypes by the names of the
+    parts. `scales`, `zeros`, `groups`: names of these parts.
 
-    `optional`: parts that a layer may lack; it may lack zero points only if it is symmetric.
-    `shapes`: returns the weight's shape [out, in], and the shapes of the parts that follow from it and from those that
-    are given. `read`: raises BadPartError. `layer_shape`: reads the weight's shape and group size from the part
-    `shaped_by`, if the header has neither; raises BadPartError, too.
+    `optional`: parts that a layer may lack; it may lack zero points only if it is symmetric. `shapes`: returns the
+    weight's shape [out, in] and the expected shapes of all parts, from the given shapes. `read`: raises BadPartError.
+    `layer_shape`: reads the weight's shape and group size from the part `shaped_by`, if the header has neither; raises
+    BadPartError, too.
     """
 
     codes: str = "int"
@@ -68,7 +67,7 @@ class LayerFormat:
     layer_shape: Callable[[Tensor], tuple[tuple[int, int], int]] | None = None
 
     def split(self, name: str) -> tuple[str, str] | None:
-        """Return the layer and the part that a tensor's name has; None for a tensor that is not a part."""
+        """Split a tensor's name into layer and part; None for a tensor that is not a part."""
         part = next((part for part in self.types if name.endswith(f".{part}")), None)
         return None if part is None else (name.removesuffix(f".{part}"), part)
 

@@ -85,7 +85,7 @@ def iter_weights(
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
     """Yield (name, tensor). `dtype`: of tensors of GGUF and of expanded ones, by default float32 if quantised; others
     keep their dtype. `blocks`, `groups`: names of quantised tensors that are yielded as `QuantisedTensor` and as
-    `GroupTensor`. `skipped`: names of modules whose tensors are not read.
+    `GroupTensor`. `skipped`: names of modules to leave out.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
@@ -203,7 +203,7 @@ def _index(files: ModelFiles) -> dict[str, set[str]]:
 
 
 def _module(name: str) -> str:
-    """Return the module that has a tensor, which may be a part of its weight."""
+    """Return the name of the module that has a tensor or a part of a quantised weight."""
     module, found, _ = name.partition(".weight.")
     return module if found else name.rpartition(".")[0]
 
@@ -233,7 +233,7 @@ def loading_bar(*, always: bool = False) -> Iterator[Progress]:
 
 
 class StoredTensor(Protocol):
-    """`type`: of the blocks in which it may stay in memory; None: its format, `format_name`, has to be expanded."""
+    """`type`: of the blocks in which the tensor may stay in memory; None: `format_name` must be expanded."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -256,7 +256,7 @@ def group_format(info: StoredTensor) -> GroupFormat | None:
 
 
 def has_order(info: StoredTensor) -> bool:
-    """Return True if a tensor's inputs have an order in memory."""
+    """Return True if a tensor's inputs are reordered in memory."""
     return isinstance(info, QuantisedLayer) and info.has_order()
 
 

@@ -34,7 +34,7 @@ from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Layout -> formats, which have different names of the scales.
+#: Layout -> formats, which differ in the names of the scales.
 FORMATS: dict[str, tuple[LayerFormat, ...]] = {
     "gptq": (GPTQ,),
     "awq": (AWQ,),
@@ -46,7 +46,7 @@ FORMATS: dict[str, tuple[LayerFormat, ...]] = {
 #: Bits, and whether all zero points are equal -> the type of the blocks that hold such weights.
 _TYPES = {(4, True): GGML_TYPES[2], (4, False): GGML_TYPES[6], (8, True): GGML_TYPES[8]}
 _BLOCK = 32
-#: Names of a format's codes -> codes of groups. Integers have them by their bits.
+#: Names of a format's codes -> codes of groups; `_INTEGERS` has those of integers.
 _GROUP_CODES: dict[str, Codes] = {"e4m3": "e4m3", "nf4": "table4", "fp4": "table4", "int8": "int8"}
 _INTEGERS: dict[tuple[int, bool], Codes] = {(4, True): "int4", (4, False): "int4", (8, True): "int8"}
 _SCALE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -54,7 +54,7 @@ _SCALE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
 _SLICE, _OUTPUTS = 2**18, 8
 #: Moves the lowest bits of eight bytes, as one number, into its highest byte by a multiplication.
 _SHIFTED_ONES = 0x0102040810204080
-#: Types of tensors that a model can have without scales.
+#: Dtypes of tensors that need no scales.
 _UNSCALED = (*FLOATS, "F64")
 #: The last parts of the names of tensors for a quantised KV cache.
 _CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "k_zero_point", "v_zero_point")
@@ -62,10 +62,10 @@ _CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedLayer:
-    """A layer by its header. `parts`: names of its tensors in the checkpoint, without the layer's name.
+    """A layer as its header describes it. `parts`: its tensors' names in the checkpoint, without the layer's name.
 
-    `scale_type`: the type of its scales in the file. `has_exact_scales`: returns True if blocks can hold the scales,
-    which are fp16 numbers in blocks. `has_order`: returns True if groups mix inputs. `read_shape`: returns shape and
+    `scale_type`: the dtype of its scales in the file. `has_exact_scales`: returns True if blocks, whose scales are
+    fp16, can hold the scales exactly. `has_order`: returns True if groups mix inputs. `read_shape`: returns shape and
     group size where only a tensor has them.
     """
 
@@ -93,7 +93,7 @@ class QuantisedLayer:
 
     @property
     def group_format(self) -> GroupFormat | None:
-        """The format of `_Unpacked.grouped`; None if a row is not whole groups of a multiple of 32."""
+        """The format of `_Unpacked.grouped`; None unless a row is whole groups, each a multiple of 32 inputs."""
         integers, config = self.format.codes == "int", self.config
         codes = _INTEGERS.get((config.bits, config.symmetric)) if integers else _GROUP_CODES[self.format.codes]
         (_, size), group_size = (self.shape, self.group_size) if self.read_shape is None else self.read_shape()
@@ -120,8 +120,8 @@ class QuantisedLayer:
 def quantised_layers(
     config: QuantisedConfig, headers: Mapping[str, SafeTensor], read: Callable[[str], Tensor] | None = None
 ) -> dict[str, QuantisedLayer]:
-    """Return the layers by the names of their weights. `read`: reads a tensor; None: blocks can hold all scales, and
-    inputs are in order.
+    """Return the layers by the names of their weights. `read`: reads a tensor; None: assume that blocks can hold all
+    scales, and that inputs are in order.
 
     Raises StartupError for missing parts and wrong shapes.
     """
@@ -138,7 +138,7 @@ def quantised_layers(
             )
     quantised = {name: parts for name, parts in layers.items() if _is_quantised(parts)}
     known = {part for parts in quantised.values() for part in parts}
-    usual = next((each for each in formats if each.scales in known), formats[0])  # names the scales that a layer lacks
+    usual = next((each for each in formats if each.scales in known), formats[0])  # errors name its scales
     found = {f"{name}.weight": _checked(name, config, parts, usual) for name, parts in quantised.items()}
     if read is None:
         return found
@@ -158,7 +158,7 @@ def _read_shape(read: Callable[[str], Tensor], layer: QuantisedLayer) -> tuple[t
     assert layer.format.layer_shape is not None
     try:
         return layer.format.layer_shape(read(f"{layer.name}.{layer.format.shaped_by}"))
-    except BadPartError:  # which ends the start when the layer is loaded
+    except BadPartError:  # it ends the start later, when the layer is loaded
         return layer.shape, layer.group_size
 
 
@@ -181,7 +181,8 @@ def _is_quantised(parts: Mapping[str, SafeTensor]) -> bool:
 
 
 def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
-    """Warn if the list of layers that are not quantised names none of the checkpoint's, and log another KV cache."""
+    """Warn if no tensor matches the list of unquantised layers; log that the checkpoint expects a quantised KV
+    cache."""
     known = [*names, "lm_head."]  # a tied head has no tensor
     if config.ignored and not any(part.startswith("re:") or part in name for part in config.ignored for name in known):
         _LOGGER.warning("quantization_config: no tensor has a name with one of %s", ", ".join(config.ignored))
@@ -228,7 +229,7 @@ def iter_quantised(
     blocks: Container[str],
     groups: Container[str] = (),
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
-    """Yield each layer's weight once all of its parts were read; in blocks or groups if its name is among these."""
+    """Yield each layer's weight once all its parts were read, in blocks or groups if `blocks` or `groups` names it."""
     names = _part_names(layers)
     waiting: dict[str, dict[str, Tensor]] = {}
     for given, tensor in tensors:
@@ -260,7 +261,7 @@ def _is_cache_scale(name: str) -> bool:
 
 
 class _Unpacked:
-    """A layer, of which a slice of outputs is unpacked at a time."""
+    """A layer that is unpacked a slice of outputs at a time."""
 
     def __init__(self, layer: QuantisedLayer, parts: Mapping[str, Tensor]) -> None:
         self.layer = layer
@@ -340,7 +341,7 @@ class _Unpacked:
         return out
 
     def _by_input(self, values: Tensor) -> Tensor:
-        """Return values [outputs, groups] in fp32, in a shape that numbers of the inputs can be multiplied with."""
+        """Return values [outputs, groups] in fp32, in a shape that broadcasts over a group's inputs."""
         values = values.contiguous().float()
         return values.unsqueeze(-1) if self.is_regular else values.index_select(1, self.groups)
 
@@ -350,8 +351,8 @@ class _Unpacked:
         return (slice(first, min(first + count, out)) for first in range(0, out, count))
 
     def _order(self, unit: int) -> Tensor | None:
-        """Return the order of the inputs by group; None if it is that of the checkpoint. `unit`: inputs with equal
-        scales in memory."""
+        """Return the order of the inputs by group; None: as in the checkpoint. `unit`: inputs that share a scale in
+        memory."""
         order = None if _is_sorted(self.groups) else self.groups.argsort(stable=True)
         counts = self.groups.bincount()
         if bool((counts % unit != 0).any()):

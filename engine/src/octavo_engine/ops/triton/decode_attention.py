@@ -69,7 +69,7 @@ class Processor:
     registers: int = 1 << 16  # of every GPU since sm_80
 
     def num_programs(self, registers: int, shared_bytes: int, num_warps: int) -> int:
-        """Return how many programs run at a time. `registers`: of a thread; `shared_bytes`, `num_warps`: of a program.
+        """Return how many programs run at a time. `registers`: per thread; `shared_bytes`, `num_warps`: per program.
 
         A warp's registers are allocated by 256. CUDA itself uses 1 KiB of a program's shared memory.
         """
@@ -140,7 +140,7 @@ def list_parts_kernel(
     query_starts_ptr,  # [num_seqs + 1] int32
     num_seqs,
     WINDOW: tl.constexpr,  # 0: none
-    SEQS: tl.constexpr,  # computed at a time
+    SEQS: tl.constexpr,  # sequences computed at a time
 ):
     total = 0
     tl.store(starts_ptr, total)
@@ -207,7 +207,7 @@ def decode_parts_kernel(
         length = tl.load(seq_lens_ptr + seq)
         size, first_key, first_part, end_part = visible_parts(length, WINDOW)
         first = (first_part + part - tl.load(starts_ptr + seq)) * size
-        end = first + tl.minimum(size, length - first)  # of two minima, this one needs fewer registers
+        end = first + tl.minimum(size, length - first)  # this form of the minimum needs fewer registers
         if WINDOW > 0:
             first = tl.maximum(first, first_key // KEYS * KEYS)
         head = kv_head * GROUP + rows

@@ -54,7 +54,7 @@ def penalise(
     params: Int[Tensor, "penalised 6"],
     newest: Int[Tensor, " slots"],
 ) -> None:
-    """Count a token of each penalised row, then change its logits in place, as `PenaltyCounts` defines it."""
+    """Count each penalised row's newest token, then penalise its logits in place, as `PenaltyCounts` defines."""
     vocab = logits.shape[1]
     assert logits.stride(1) == 1
     penalise_kernel[(len(params), cdiv(vocab, _PENALTY_COLUMNS))](

@@ -1,8 +1,8 @@
 """Linear layers in FP8 (e4m3): rows and weights are both rounded, for the FP8 tensor cores of sm_89 and later.
 
 A launch rounds the rows, with a scale for each row, or for each group of 128 inputs if the weight has such groups.
-torch multiplies rows of one group, where it can for the device, the types and the shape. A Triton kernel multiplies
-rows of groups of 128, and all that torch cannot; it adds, in fp32, the scaled products of 128 inputs each.
+torch multiplies rows of one group, where it supports device, dtypes and shape. A Triton kernel multiplies all other
+rows, and those with groups of 128; it adds, in fp32, the scaled products of 128 inputs each.
 
 torch's operator is private: only `_scaled_product` calls it, and `prepare_fp8` tries it once for each weight.
 """
@@ -20,11 +20,11 @@ from octavo_engine.ops.group_tensor import ROUNDED_GROUP, GroupTensor
 from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
-#: The inputs after which the kernel adds a product of the tensor cores to its fp32 sum.
+#: The number of inputs after which the kernel adds the tensor cores' product to its fp32 sum.
 DEPTH = ROUNDED_GROUP
 _ROUNDED_VALUES = 4096  # of a program that rounds several groups
 _MOST = tl.constexpr(448.0)  # the largest number of e4m3
-_LEAST = tl.constexpr(1e-30)  # of a group's largest value, so that zeros have a scale
+_LEAST = tl.constexpr(1e-30)  # lower bound of a group's largest value: zeros get a scale
 _INFINITY = tl.constexpr(float("inf"))
 #: The weight is the first operand: groups of warps multiply at least 64 of its outputs, but as few as 8 rows.
 TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
@@ -43,9 +43,9 @@ class FP8Weight:
 
 
 def prepare_fp8(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, input_scale: float | None) -> FP8Weight:
-    """Choose the product of a weight for rows of a type, and compile what any number of them needs.
+    """Choose how a weight multiplies rows of a dtype, and compile the kernels for all numbers of rows.
 
-    `input_scale`: of the rows; only a weight of one group uses it.
+    `input_scale`: scale of the rows, used only with a weight of one group.
     """
     codes, num_groups = weight.codes.view(torch.float8_e4m3fn), len(weight.scales)
     scales, input_scale = (weight.scales.float(), input_scale) if num_groups == 1 else (weight.scales, None)
@@ -67,7 +67,8 @@ def fp8_linear(x: Float[Tensor, "rows in_features"], weight: FP8Weight) -> Float
 def round_rows(
     x: Float[Tensor, "rows in_features"], num_groups: int, given_scale: float | None = None
 ) -> tuple[Tensor, Float[Tensor, "rows groups"]]:
-    """Return e4m3 codes and the scales of each row's groups. With a given scale, larger values become 448 times it."""
+    """Return e4m3 codes and the scales of each row's groups. With a given scale, values above 448 times it are
+    clipped."""
     (rows, size), group_size = x.shape, x.shape[1] // num_groups
     assert x.stride(1) == 1
     codes = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=x.device)
@@ -182,7 +183,7 @@ def fp8_linear_kernel(
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     mask = (output < OUT)[:, None] & (row < rows)[None, :]
     places = row.to(tl.int64)[None, :] * OUT + output[:, None]
-    output, row = tl.minimum(output, OUT - 1), tl.minimum(row, rows - 1)  # repeated, which needs no masks
+    output, row = tl.minimum(output, OUT - 1), tl.minimum(row, rows - 1)  # repeats the last: needs no masks
     depth = tl.arange(0, STEP)
     weight_ptrs = weight_ptr + output.to(tl.int64)[:, None] * IN + depth[None, :]
     x_ptrs = x_ptr + row.to(tl.int64)[None, :] * IN + depth[:, None]

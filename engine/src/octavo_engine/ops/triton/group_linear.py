@@ -2,8 +2,8 @@
 
 Both use the values of `expand_groups`, and add in fp32. Programs of the kernel compute some outputs of a tile of rows
 for a part of the inputs, and a further launch adds the parts in order. The number of parts depends on the shape of the
-weight and on the tile, which the number of rows chooses. The bits of a row thus do not depend on other rows, and are
-equal for all numbers of rows with the same tile: 1 to 16, 17 to 64, and 65 to MAX_ROWS.
+weight and on the tile, which the number of rows chooses. A row's bits thus depend on no other row, and are equal for
+all numbers of rows that share a tile: 1 to 16, 17 to 64, 65 to MAX_ROWS.
 """
 
 from typing import no_type_check
@@ -32,7 +32,7 @@ from octavo_engine.ops.triton.sizes import cdiv
 MAX_ROWS = 256
 TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
 _PROGRAMS = {16: 512, 64: 256, 128: 256}  # for a tile's rows: about as many as a large GPU runs at a time
-_LEAST_STEPS = 4  # of a part, by far most of whose time is the product then
+_LEAST_STEPS = 4  # of a part, so that products take most of its time
 _SUM_COLUMNS = 1024
 _EXPANDED_COLUMNS = 32
 
@@ -67,7 +67,7 @@ def num_parts(weight: GroupTensor, tile: Tile) -> int:
 
 
 def compile_tiles(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
-    """Compile what any number of rows of a type needs, before a step waits for it."""
+    """Compile the kernels for all numbers of rows of a dtype, so that no step waits for it."""
     x = torch.zeros(1, weight.shape[1], dtype=dtype, device=weight.codes.device)
     for tile in TILES:
         multiply(x, weight, bias, out_dtype, tile, num_parts(weight, tile))
@@ -83,7 +83,7 @@ def multiply(
     tile: Tile,
     num_parts: int,
 ) -> Float[Tensor, "rows out"]:
-    """Multiply by tiles of a size, with the inputs in so many parts."""
+    """Multiply by tiles of one size, with the inputs in `num_parts` parts."""
     (num_rows, size), num_outputs = x.shape, weight.shape[0]
     assert x.dtype.itemsize == 2
     assert x.stride(1) == 1
@@ -114,7 +114,7 @@ def multiply(
 
 
 def expand(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out n"]:
-    """Return what `expand_groups` does, by one launch."""
+    """Return the result of `expand_groups`, by one launch."""
     out, size = weight.shape
     layout = layout_of(weight, rows=1)
     values = torch.empty((out, size), dtype=dtype, device=weight.codes.device)
@@ -208,7 +208,7 @@ def add_parts_kernel(
 @no_type_check
 def expand_groups_kernel(
     out_ptr,  # [outputs, size] of 16 bits, contiguous
-    codes_ptr,  # as of `group_linear_kernel`, as the next three
+    codes_ptr,  # this and the next three: as in `group_linear_kernel`
     scales_ptr,
     offsets_ptr,
     table_ptr,

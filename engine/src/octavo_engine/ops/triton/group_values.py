@@ -14,15 +14,15 @@ from torch import Tensor
 
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
 
-#: For the rows of a tile: by the shared memory of a block of threads.
+#: Rows of a tile -> stages, limited by the shared memory of a thread block.
 NUM_STAGES = {16: 3, 64: 3, 128: 2}
 
 
 def depth_of(weight_format: GroupFormat, size: int, rows: int) -> int:
-    """Return the number of inputs of a step: it divides the row, and is a part of a group or several whole groups.
+    """Return the number of inputs of a step: it divides the row, and a group divides it, or it a group.
 
-    `rows`: of a tile. A table's values go through shared memory, as all loads of a loop do, which has no place for 128
-    inputs of large tiles.
+    `rows`: of a tile. A table's values go through shared memory, as all loads of a loop do, too small for 128 inputs of
+    large tiles.
     """
     group, is_large = weight_format.group_size, weight_format.codes == "table4" and rows > 16
     depths = (64, 32) if is_large else (128, 64, 32)
@@ -30,14 +30,14 @@ def depth_of(weight_format: GroupFormat, size: int, rows: int) -> int:
 
 
 def layout_of(weight: GroupTensor, rows: int) -> dict[str, Any]:
-    """Return the arguments of kernels that say how a weight is stored. `rows`: of a tile."""
+    """Return the kernel arguments that describe how a weight is stored. `rows`: of a tile."""
     kind = weight.format
     depth = depth_of(kind, weight.shape[-1], rows)
     return {"CODES": kind.codes, "OFFSETS": kind.offsets, "GROUP": kind.group_size, "DEPTH": depth}
 
 
 def pointers_of(weight: GroupTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return codes, scales, offsets and the table; others stand for those that a format lacks."""
+    """Return codes, scales, offsets and table; other pointers replace those that a format lacks."""
     assert weight.codes.stride(-1) == 1
     assert weight.scales.is_contiguous()
     offsets = weight.scales if weight.offsets is None else weight.offsets
@@ -48,7 +48,7 @@ def pointers_of(weight: GroupTensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @triton.jit
 @no_type_check
 def group_values(bits, scale, offset, table_ptr, DTYPE: tl.constexpr, CODES: tl.constexpr, OFFSETS: tl.constexpr):
-    """Return the values of codes in a type of 16 bits."""
+    """Return the values of codes in a 16-bit dtype."""
     is_bf16: tl.constexpr = tl.bfloat16 == DTYPE
     if CODES == "int4":
         base: tl.constexpr = 128.0 if is_bf16 else 1024.0
@@ -104,7 +104,7 @@ def multiply_groups(
     scales_ptr,  # [groups, num_columns], contiguous
     offsets_ptr,  # the same; unused without OFFSETS
     table_ptr,  # [16] fp32; unused without a table
-    order_ptr,  # [inputs] int32: of the rows' inputs, for those of the weight; unused without HAS_ORDER
+    order_ptr,  # [inputs] int32: index in a row of the weight's i-th input; unused without HAS_ORDER
     column,  # [COLUMNS]: the outputs
     num_columns,
     code_stride,

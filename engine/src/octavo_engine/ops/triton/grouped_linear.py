@@ -1,8 +1,8 @@
 """Products of rows with the weights of their experts, in one launch for all experts.
 
-The rows are sorted by expert. A program computes some columns of a tile of rows, and finds the expert of the tile by
-the first tiles of all experts. Each expert has one tile more than its rows fill, as each sequence has in attention. So
-the grid does not depend on how many rows each expert has, and the host need not know these numbers.
+The rows are sorted by expert. A program computes some columns of a tile of rows; it finds the tile's expert from the
+first tile of each expert. Each expert has one tile more than its rows fill, as each sequence has in attention. So the
+grid does not depend on how many rows each expert has, and the host need not know these numbers.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _NO_START = tl.constexpr(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of a product that one program computes. `num_warps`: of types of 16 bits."""
+    """The part of a product that one program computes. `num_warps`: for 16-bit dtypes."""
 
     rows: int
     columns: int
@@ -38,7 +38,7 @@ TILES = (Tile(16, 64, 4), Tile(64, 128, 4), Tile(128, 128, 8))
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """The choices of all rows, sorted by expert. `slots`: the place of each choice before sorting. `starts`: the first
+    """The choices of all rows, sorted by expert. `slots`: the index of each choice before sorting. `starts`: the first
     choice of each expert."""
 
     slots: Int[Tensor, " choices"]
@@ -66,8 +66,8 @@ def grouped_linear(
     *,
     is_sorted: bool,
 ) -> Float[Tensor, "choices out"]:
-    """Multiply. If the inputs are in the order of the rows, the outputs are sorted by expert; if the inputs are sorted,
-    the outputs are in the order of the rows."""
+    """Multiply. Inputs in the order of the rows give outputs sorted by expert; sorted inputs (`is_sorted`) give outputs
+    in the order of the rows."""
     num_experts, out_features, in_features = weight.shape
     num_choices, tile = len(rows.slots), rows.tile
     assert x.is_contiguous()
@@ -149,7 +149,7 @@ def grouped_linear_kernel(
     TOP_K: tl.constexpr,
     OUT: tl.constexpr,
     IN: tl.constexpr,
-    IS_SORTED: tl.constexpr,  # the inputs are, and outputs go to their places; else the reverse
+    IS_SORTED: tl.constexpr,  # inputs are sorted, outputs are in row order; else the reverse
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -179,7 +179,7 @@ def grouped_linear_kernel(
 @triton.jit
 @no_type_check
 def grouped_values_kernel(
-    out_ptr,  # as of `grouped_linear_kernel`
+    out_ptr,  # as in `grouped_linear_kernel`
     x_ptr,
     codes_ptr,  # [EXPERTS, OUT, bytes] uint8, contiguous
     scales_ptr,  # [EXPERTS, groups, OUT], contiguous

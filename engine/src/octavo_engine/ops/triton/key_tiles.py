@@ -27,8 +27,8 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
 @triton.jit
 @no_type_check
 def find_sequence(starts_ptr, num_seqs, item, QUERIES: tl.constexpr):
-    """Find the last sequence whose first item is at most `item`. The first item of sequence i is starts[i]; with
-    QUERIES, whose tiles have so many, it is starts[i] // QUERIES + i."""
+    """Find the last sequence whose first item is at most `item`. The first item of sequence i is starts[i]; with tiles
+    of QUERIES queries, it is starts[i] // QUERIES + i."""
     low = 0
     high = num_seqs
     while low < high:
@@ -54,7 +54,7 @@ def attend_keys(
     first,  # a multiple of KEYS
     end,
     scale,
-    v_scale,  # of an e4m3 cache; `scale` has that of K
+    v_scale,  # of an e4m3 cache; `scale` includes K's
     ROWS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,

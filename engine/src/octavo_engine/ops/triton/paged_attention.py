@@ -36,8 +36,8 @@ class TileShape:
 def tile_shape(spec: AttentionSpec, dtype: torch.dtype, *, has_wgmma: bool = False) -> TileShape:
     """Choose sizes for which sm_80 and sm_90 spill no registers; they were never tuned on a GPU.
 
-    `has_wgmma`: products of 64 rows by four warps from shared memory, of which sm_90 has 227 KiB: 128 rows then read K
-    and V half as often, and take two groups of four warps, for every shape of heads.
+    `has_wgmma`: four warps multiply 64 rows from shared memory (227 KiB on sm_90): tiles of 128 rows then read K and V
+    half as often, and take two groups of four warps, for every shape of heads.
     """
     group_rows = next_power_of_2(spec.num_heads // spec.kv.num_kv_heads)
     row_bytes = next_power_of_2(spec.kv.head_dim) * dtype.itemsize
@@ -63,8 +63,8 @@ def paged_attention(
 ) -> None:
     """Write the outputs of sequences with several queries to `out`. K is `cache[:, 0]`, V `cache[:, 1]`.
 
-    Rows of `q` may be strided. `has_wgmma`, `has_e4m3`: of the GPU. A cache of bytes has codes of e4m3, and `scales`
-    are the factors of those of K and V.
+    Rows of `q` may be strided. `has_wgmma`, `has_e4m3`: of the GPU. A cache of bytes has e4m3 codes; `scales` are the
+    factors of K's and V's codes.
     """
     tokens, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]

@@ -22,7 +22,7 @@ from torch import Tensor
 _TILE = 2048
 _SURE = 1024  # how many of the largest logits the copies have, at least
 _MOST = 2048  # the most copies
-_LEAST = tl.constexpr(-2139095041)  # minus infinity, of the integers in the order of fp32 numbers
+_LEAST = tl.constexpr(-2139095041)  # place of minus infinity in the order of fp32 numbers
 _NEVER = tl.constexpr(float("-inf"))
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: floats of this size are integers
 _EXACT = tl.constexpr(8388608.0)  # 2^23: floats from here on are integers
@@ -60,7 +60,7 @@ def load_logits(row_ptr, at, VOCAB: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 @no_type_check
 def nth_number(n):
-    """Return the n-th number of fp32 in their order; number 0 is 0."""
+    """Return the n-th fp32 number in ascending order, where number 0 is 0.0."""
     low = n.to(tl.int32)
     return tl.where(low < 0, low ^ 0x7FFFFFFF, low).to(tl.float32, bitcast=True)
 
@@ -68,7 +68,7 @@ def nth_number(n):
 @triton.jit
 @no_type_check
 def place_of(x):
-    """Return the place of a number of fp32 in their order: the inverse of `nth_number`."""
+    """Return the place of an fp32 number in this order: the inverse of `nth_number`."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
@@ -93,7 +93,7 @@ def weights(scaled):
 @triton.jit
 @no_type_check
 def count_from(row_ptr, cut, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Count the logits of at least `cut`, which is more than minus infinity."""
+    """Count the logits >= `cut`, which is finite."""
     count = tl.zeros([TILE], tl.int32)
     for at in range(0, VOCAB, TILE):
         _, x = load_logits(row_ptr, at, VOCAB, TILE)
@@ -126,7 +126,7 @@ def random_bits(ids, low, high):
 @triton.jit
 @no_type_check
 def noise_bound(bits):
-    """Return no less than the noise of these bits, and near it where it is large."""
+    """Return an upper bound of the noise of these bits, close to it where the noise is large."""
     inverted = ((bits ^ 0xFFFFFFFF) >> 8).to(tl.int32).to(tl.float32)
     return (151.0 * _LOG_2 + 0.001) - inverted.to(tl.int32, bitcast=True).to(tl.float32) * (_LOG_2 / 8388608.0)
 
@@ -159,7 +159,7 @@ def best_token(row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 @no_type_check
 def nth_largest(values, n, best):
-    """Return the n-th largest of the values, none of which is NaN: the largest number that at least n of them reach."""
+    """Return the n-th largest of the values, without NaN: the largest number that at least n values reach."""
     low = tl.cast(_LEAST, tl.int64)
     high = place_of(best)
     while low < high:
@@ -184,7 +184,7 @@ def copy_largest(
     TILE: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """Copy the logits from `bound` on, as many as fit; return their number, and the weight of the row."""
+    """Copy the logits >= `bound`, as many as fit; return their number, and the sum of weights of the row."""
     count = 0
     total = tl.zeros([TILE], tl.int64)
     for at in range(0, VOCAB, TILE):
@@ -221,8 +221,7 @@ def draw_among(
 ):
     """Return the token that `draw` would return, from the copies alone, and whether they have all kept tokens.
 
-    `top_k`: 0 if it is off. `total`: the sum of the weights of the whole row. The copies are the logits from `bound`
-    on.
+    `top_k`: 0 if it is off. `total`: the sum of the weights of the whole row. The copies are the logits >= `bound`.
     """
     lanes = tl.arange(0, MOST)
     x = tl.load(copies_ptr + lanes, mask=lanes < count, other=_NEVER)
@@ -254,7 +253,7 @@ def draw_among(
 @triton.jit
 @no_type_check
 def draw(row_ptr, cut, least, best, inverse, low, high, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Return the kept token with the largest sum of scaled logit and noise. Logarithms are only taken near it."""
+    """Return the kept token with the largest sum of scaled logit and noise; logarithms are computed only near it."""
     sums = tl.full([TILE], _NEVER, tl.float32)
     tokens = tl.full([TILE], _LAST_ID, tl.int32)
     for at in range(0, VOCAB, TILE):
@@ -286,7 +285,7 @@ def top_k_cut(row_ptr, top_k, best, VOCAB: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 @no_type_check
 def top_p_cut(row_ptr, top_p, cut, least, best, inverse, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Return the least number above which less than top_p of the weight lies."""
+    """Return the least cut above which lies less than top_p of the weight."""
     total = weigh_above(row_ptr, _NEVER, cut, least, best, inverse, VOCAB, TILE)
     target = top_p * total.to(tl.float64)
     low = place_of(cut)

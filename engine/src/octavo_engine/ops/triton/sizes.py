@@ -7,5 +7,5 @@ def next_power_of_2(size: int) -> int:
 
 
 def cdiv(size: int, part: int) -> int:
-    """Return how many parts hold `size`."""
+    """Return how many parts of a size hold `size`."""
     return -(-size // part)

@@ -19,7 +19,7 @@ def write_kv(
 ) -> None:
     """Write row t of `k` and `v`, which may be strided, to `slots[t]`, unless that is -1.
 
-    A cache of bytes gets codes of e4m3. `scales`: their factors, of K and V.
+    A cache of bytes gets e4m3 codes. `scales`: the factors of K's and V's codes.
     """
     kv_heads, block_size, dim = cache.shape[2:]
     for x in (k, v):
@@ -50,7 +50,7 @@ def write_kv_kernel(
     slots_ptr,  # [tokens] int32 or int64; -1: not written
     k_stride,
     v_stride,
-    k_factor,  # of values before they become codes
+    k_factor,  # multiplies values before they become codes
     v_factor,
     KV_HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -72,10 +72,9 @@ def write_kv_kernel(
 @triton.jit
 @no_type_check
 def to_stored(x, factor, dtype: tl.constexpr):
-    """Return values as a cache of this type has them: bytes are the e4m3 codes that are nearest to `x * factor`.
+    """Return values as a cache of this dtype stores them: bytes are the e4m3 codes nearest to `x * factor`.
 
-    Between two codes that are equally near, the even one is chosen; values beyond 448 get the largest code; NaN stays
-    NaN.
+    Ties go to the even code; values beyond 448 get the largest code; NaN stays NaN.
     """
     if dtype == tl.uint8:
         value = x.to(tl.float32) * factor

@@ -13,7 +13,7 @@ from octavo_engine.ops.rope import Rotation
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 from octavo_engine.ops.triton.write_kv import to_stored
 
-_TILE_VALUES = 1024  # of the heads of one program
+_TILE_VALUES = 1024  # values of the heads of one program
 
 
 def write_qkv(
@@ -27,7 +27,7 @@ def write_qkv(
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
     """Return the queries; write K and V of token t to `slots[t]`, unless that is -1. Rows of inputs may be strided.
 
-    A cache of bytes gets codes of e4m3. `scales`: their factors, of K and V.
+    A cache of bytes gets e4m3 codes. `scales`: the factors of K's and V's codes.
     """
     kv_heads, block_size, dim = cache.shape[2:]
     tokens, heads, _ = qk.shape
@@ -73,7 +73,7 @@ def write_qkv_kernel(
     v_stride,
     angle_stride,
     floor_squared,
-    k_factor,  # of values before they become codes
+    k_factor,  # multiplies values before they become codes
     v_factor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
