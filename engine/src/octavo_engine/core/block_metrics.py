@@ -13,7 +13,7 @@ from octavo_engine.core.events import KVDeltas
 from octavo_engine.wire.plan import BlockId
 from octavo_engine.wire.records import BlockLife
 
-MAX_USES = 5  # the latest are kept
+MAX_USES = 5  # the latest uses are kept
 
 
 class BlockLifeSampler:

@@ -19,7 +19,7 @@ Evicted = Callable[[BlockId, bytes], None]
 
 
 class BlockPool:
-    """`evicted(block, hash)` is called before the eviction of a cached block that was released with `spill`."""
+    """`evicted(block, hash)` is called before a cached block is evicted that was released with `spill`."""
 
     def __init__(self, num_blocks: int, *, evicted: Evicted | None = None, deltas: KVDeltas | None = None) -> None:
         self.num_blocks = num_blocks
@@ -32,7 +32,7 @@ class BlockPool:
         self._deltas = deltas or KVDeltas(enabled=False)
         self._spill = bytearray(num_blocks)
         self._by_hash: dict[bytes, BlockId] = {}
-        self._duplicates: dict[bytes, list[BlockId]] = {}  # further blocks of the same hash
+        self._duplicates: dict[bytes, list[BlockId]] = {}  # further blocks with the same hash
         self._next = [*range(1, num_blocks + 1), 0]
         self._prev = [num_blocks, *range(num_blocks)]
 

@@ -1,11 +1,11 @@
 """`EncoderCache`: decides which images a step encodes, and which ones it drops to make room.
 
 The rows of an image take the place of the embeddings of its tokens, so a chunk may have tokens of an image only if the
-runner has its rows. A chunk ends before an image that must wait for room or time. The rows that were not used for the
-longest time are dropped first, but none that a running sequence needs for its next tokens. No image overtakes one that
-waits in the same step, and the sequences that hold the room advance, so no image waits forever.
+runner has its rows. A chunk ends before an image that must wait for room or time. The least recently used rows are
+dropped first, but no rows that a running sequence needs for its next tokens. No image overtakes one that waits in the
+same step, and sequences whose images fill the cache advance, so no image waits forever.
 
-The first image of a step is always encoded; others take their time from the prompts of a step that is limited by time.
+The first image of a step is always encoded; in a step with a time limit, others use up the time of prompts.
 """
 
 from collections import OrderedDict
@@ -19,9 +19,9 @@ from octavo_engine.wire.records import ImageSpan
 
 
 class EncoderCache:
-    """The images whose rows the runner will have when all issued plans have run, the least recently used one first.
+    """The images whose rows the runner will have once all issued plans have run, least recently used first.
 
-    A digest names the rows of an image; requests with different salts have different digests of one image.
+    A digest names an image's rows; it depends on the request's salt.
 
     `size` and `num_tokens` are in tokens; some images have a few more tokens than rows.
     """
@@ -29,7 +29,7 @@ class EncoderCache:
     def __init__(self, config: SchedulerConfig) -> None:
         self.size = config.max_num_batched_tokens
         self.num_tokens = self.num_encoded = 0
-        self._is_chunked = config.enable_chunked_prefill  # else all images of a prompt are needed at once
+        self._is_chunked = config.enable_chunked_prefill  # else a prompt needs all its images at once
         self._lengths: OrderedDict[bytes, int] = OrderedDict()
         self._dropped: list[bytes] = []  # the next plan lists them
         self._plan = StepPlan(step_id=-1)
@@ -53,9 +53,9 @@ class EncoderCache:
     def encode(
         self, seq: Sequence, want: int, running: list[Sequence], *, is_limited: bool, shares: PromptShares | None
     ) -> int:
-        """Plan the encoding of images; return how many of the next `want` tokens come before one that must wait.
+        """Plan the encoding of images; return how many of the next `want` tokens come before an image that must wait.
 
-        `is_limited`: by time. `shares`: those of the step's prompts, once its decodes are planned.
+        `is_limited`: the step has a time limit. `shares`: those of the step's prompts, once its decodes are planned.
         """
         first, end = seq.computed, seq.computed + want
         needed = [
@@ -90,7 +90,7 @@ class EncoderCache:
             self._drop(key, self._dropped)
 
     def forget_all(self, plans: Iterable[StepPlan] = ()) -> None:
-        """Drop all images, and those that `plans`, which have failed, may have left to drop."""
+        """Drop all images; list again those that failed `plans` should have dropped."""
         self._dropped += [key for plan in plans for key in plan.dropped_images]
         for key in [*self._lengths]:
             self._drop(key, self._dropped)
@@ -107,7 +107,7 @@ class EncoderCache:
         return seconds > 0 and shares is not None and shares.take(seconds)
 
     def _make_room(self, num_tokens: int, running: list[Sequence]) -> bool:
-        """Drop images until so many tokens fit; return False, and drop none, if they do not."""
+        """Drop images until `num_tokens` more fit; return False, and drop none, if that is impossible."""
         lacking = self.num_tokens + num_tokens - self.size
         if lacking <= 0:
             return True
@@ -123,10 +123,10 @@ class EncoderCache:
         return True
 
     def _needed_next(self, running: list[Sequence]) -> set[bytes]:
-        """Return the images of each sequence from its next token up to the first image without rows.
+        """Return each sequence's images from its next token up to the first image without rows.
 
-        Later images are not kept: a sequence must not hold the room that it waits for. Without chunked prefill no image
-        is kept.
+        Later images are not kept: a sequence must not hold the room that it waits for itself. Without chunked prefill
+        no image is kept.
         """
         found = set[bytes]()
         for seq in running if self._is_chunked else ():

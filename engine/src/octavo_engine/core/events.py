@@ -1,7 +1,7 @@
 """Net changes of the KV cache since the last `drain`: the source of the KV stream.
 
 The pools report a hash when its first copy in a tier appears and when its last copy is removed. Only the net change is
-kept (a store and a removal cancel out), so the record never holds more hashes than the cache held before and holds now.
+kept (a store and a removal cancel out), so a record has at most the hashes cached before and now.
 """
 
 from dataclasses import dataclass, field

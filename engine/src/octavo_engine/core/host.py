@@ -4,7 +4,7 @@ An entry is keyed by its block hash or, if it is private to one swapped-out sequ
 when prefix caching is off), by (sequence, position). Entries are ordered by last use; a full tier drops the least
 recently used entry. Law: free slots + entries + retiring slots == total.
 
-The unobvious part: a step copies blocks to the host, then back, in no defined order within each list. So a slot
+Not obvious: a step copies blocks to the host, then back, in no defined order within each list. So a slot
 that this step reads or writes is neither dropped nor reused before the next step: `_touched` holds the step of the last
 copy, and the slot of a private entry that this step reads is retired until the next step begins.
 """

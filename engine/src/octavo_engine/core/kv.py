@@ -141,16 +141,16 @@ class KVCache:
         return self._num_fresh(seq, hit) + spare - self.pool.num_available
 
     def share_computed(self, seq: Sequence) -> int:
-        """Let a running prompt read the blocks that others have computed or planned since it was admitted.
+        """Let a running prompt read blocks that other prompts have computed or planned since it was admitted.
 
-        Prompts with one prefix thus compute each block once between them. At least one token remains to be computed.
-        Return by how many tokens `seq.computed` has grown.
+        Prompts that share a prefix thus compute each block once. At least one token remains to be computed. Return by
+        how many tokens `seq.computed` has grown.
         """
         first, limit = seq.computed // self.block_size, (len(seq.token_ids) - 1) // self.block_size
         if not (self.caching and seq.params.reads_prefix_cache and seq.num_registered == first < limit):
             return 0
         self._hash_full_blocks(seq, limit)
-        written = (self._plan.copies, self._plan.swap_in)  # into `table[first]`: it can't be released in this step
+        written = (self._plan.copies, self._plan.swap_in)  # a block that they write can't be released in this step
         if self.pool.find(seq.hashes[first]) is None or any(p[1] == seq.table[first] for ps in written for p in ps):
             return 0
         shared = self.pool.share_prefix(seq.hashes[first:limit])
@@ -277,7 +277,7 @@ class KVCache:
     def _find_next(self, seq: Sequence, hit: Hit, limit: int) -> bool:
         """Extend `hit` by one block of the host tier, after the device's blocks; return False if there is none.
 
-        The device holds no later block of the prefix, as it evicts tails before heads.
+        The device has no later block of the prefix: it evicts tails before heads.
         """
         if self.host is None:
             return False

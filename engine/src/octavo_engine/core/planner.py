@@ -3,21 +3,20 @@
 It first schedules the running sequences in order, prefill chunks and decodes alike, from one token budget; if blocks
 run out, the latest sequences are preempted. If none was preempted, it then admits waiting sequences in order: the head
 of the queue gets blocks for all its tokens or is not admitted, and no later sequence overtakes it. While no sequence
-runs the head always fits, because `Scheduler.add` rejects larger requests. Sequences whose adapter would be one too
-many are overtaken by those without an adapter.
+runs the head always fits, because `Scheduler.add` rejects larger requests. A sequence whose adapter would exceed the
+step's limit is overtaken by sequences without an adapter.
 
-While tenants compete, each has its own queue, and the head of the least served one is first; a head that must wait
-delays only tenants that are a whole step ahead of it. If a tenant has no place, or got less than another one, the head
-of its queue is admitted before the running sequences are scheduled; running sequences of other tenants are preempted
-for it.
+While tenants compete, each has its own queue, and the least served tenant's head is first; a head that must wait delays
+only tenants that are a whole step ahead of it. If a tenant has no place, or got less than another one, the head of its
+queue is admitted before the running sequences are scheduled; running sequences of other tenants are preempted for it.
 
 With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
-step between the others (prompts). The first prompt is scheduled last, as it gets the tokens that later ones leave.
+step between the others (prompts). The first prompt is scheduled last: it gets the tokens that later prompts leave.
 
-A chunk ends before an image that must wait (`EncoderCache`); it may then have no tokens.
+A chunk ends before an image that must wait (`EncoderCache`), so it may be empty.
 
 With `steps_ahead`, a sequence whose newest token is sampled by a plan in flight gets its next decode step: the runner
-takes the token from its device. A sequence that this token brings to its length limit gets none.
+takes the token from its device. If this token reaches the length limit, there is no next step.
 """
 
 from collections.abc import Iterator
@@ -31,13 +30,13 @@ from octavo_engine.core.state import SchedulerState
 from octavo_engine.core.tenants import Tenant
 from octavo_engine.wire.plan import SeqStep, StepCosts, StepPlan
 
-MAX_MISFITS = 16  # heads that find no blocks in one step before admission ends: each of them costs a lookup
+MAX_MISFITS = 16  # heads without enough blocks after which a step admits no more: each costs a lookup
 
 
 class StepAdapters:
-    """The adapters of a step, of which `limit` may differ (0: no limit).
+    """The adapters of a step: at most `limit` different ones (0: no limit).
 
-    Once a sequence has to wait, later ones with an adapter wait behind it, so that the running ones become fewer.
+    Once a sequence has to wait, later ones with an adapter wait behind it, so that places become free.
     """
 
     def __init__(self, limit: int, running: list[Sequence]) -> None:
@@ -63,12 +62,12 @@ class Planner:
         self._builder = PlanBuilder(state)
         self._plan = self._builder.plan
         self._costs = StepCosts()
-        self._shares_step = self._builder.is_fair  # whether this step's prompts share it
+        self._shares_step = self._builder.is_fair  # whether prompts share the step's time
         self._fresh: set[Sequence] = set()  # admitted before `running` is scheduled: this step preempts none of them
-        self._givers: set[Tenant] = set()  # from which this step took back a sequence: they admit none
+        self._givers: set[Tenant] = set()  # tenants from which this step took back a sequence: they admit none
         self._num_misfits = 0
         self._prompts: list[Sequence] = []  # running, in order, with their blocks
-        self._num_reserved = 0  # tokens of this step that are kept for them
+        self._num_reserved = 0  # tokens of this step reserved for the prompts
         self._shares: PromptShares | None = None  # set while prompts get their shares
         self._first: Sequence | None = None  # the first prompt, and the tokens reserved for it
         self._reserved = 0
@@ -169,12 +168,12 @@ class Planner:
         return 1
 
     def _share_step(self, budget: int, *, admits: bool) -> int:
-        """Divide the rest of the step after its decodes between the prompts; return the tokens left."""
+        """Divide what the decodes leave of the step between the prompts; return the tokens left."""
         prompts, self._prompts = self._prompts, []
         max_step_s = self._config.max_step_ms / 1000
         if self._state.tenants.compete:
             prompts.sort(key=lambda seq: (seq.key[0], seq.group.tenant.counter, seq.key))
-            max_step_s = 0.0  # no more than the rest of the step takes
+            max_step_s = 0.0  # prompts: at most the time of the rest of the step
         budget, self._num_reserved = budget + self._num_reserved, 0
         withheld = 0 if self._costs.prefill_token_s else max(budget - UNMEASURED_TOKENS, 0)
         budget -= withheld
@@ -201,7 +200,7 @@ class Planner:
                 self._first = seq
                 self._reserved = self._shares.reserve_first(seq.computed, todo, budget)
                 return self._reserved
-            if seq.group.request.images and self._first is not None:  # they may have taken time
+            if seq.group.request.images and self._first is not None:  # encoding may have taken time
                 want = self._shares.later(seq.computed, want, budget)
                 if not want:
                     return 0
@@ -266,7 +265,7 @@ class Planner:
             self._state.preempt(victim, swap=swap)
 
     def _heads(self) -> Iterator[Sequence]:
-        """Yield the first waiting sequence of each tenant in order of service, and the next one if that is admitted.
+        """Yield each tenant's first waiting sequence in order of service, and once it is admitted, the tenant's next.
 
         A sequence whose adapter must wait is overtaken. After a sequence that finds no blocks, the iteration ends at
         the first sequence with a worse priority or of a tenant that is a step ahead.
@@ -287,7 +286,7 @@ class Planner:
                 self._state.blocked_by = "max_loras"
                 continue
             seq = tenant.waiting[position]
-            if seq.in_flight or tenant in self._givers:  # its token sampled before the preemption may be unknown yet
+            if seq.in_flight or tenant in self._givers:  # the token sampled before its preemption may be unknown yet
                 continue
             yield seq
             if end is None and self._num_misfits > num_misfits:
@@ -322,7 +321,7 @@ class Planner:
             return True
         givers, firsts = tenants.givers(seq), {tenant.first for tenant in tenants.active.values()}
         later = [s for s in self._preemptible(state.running) if s.group.tenant in givers and s not in firsts]
-        later = [s for s in later if s.key[0] >= seq.key[0]]  # none gives way to a worse priority
+        later = [s for s in later if s.key[0] >= seq.key[0]]  # no sequence is preempted for a worse priority
         victims = victims_for(seq, later, shortfall=blocks, kv=self._kv, places=places)
         if not victims:
             self._num_misfits += 1
@@ -382,7 +381,7 @@ class Planner:
 
     def _count_first_run(self, seq: Sequence, num_cached: int) -> None:
         seq.scheduled_s = self._state.now
-        if seq.group.num_cached >= 0:  # of a request whose outputs were cut in two: its prompt counts once
+        if seq.group.num_cached >= 0:  # outputs of a request were split: its prompt counts once
             seq.num_cached = seq.group.num_cached
             return
         seq.num_cached = seq.group.num_cached = num_cached

@@ -1,20 +1,20 @@
 """`PromptShares`: divides the tokens and the time of one step between its prompts, so that no prompt delays another.
 
-The first prompt, in the order of service, keeps half of the step if it needs that much. A later prompt gets what is
-left if two steps can finish it, and otherwise half of that, so that prompts after it get a share, too. The remainder
-goes to the first prompt. Times are predicted from `StepCosts`, an input, so equal inputs give equal shares.
+The first prompt, in order of service, keeps half of the step if it needs that much. A later prompt gets all that is
+left if two steps can finish it, else half, so that prompts after it get a share, too. The remainder goes to the first
+prompt. Times are predicted from `StepCosts`, an input, so equal inputs give equal shares.
 """
 
 from octavo_engine.wire.plan import SeqStep, StepCosts
 
 #: Tokens of all prompts in a step while costs are unmeasured: enough to measure them.
 UNMEASURED_TOKENS = 128
-#: Least share of a later prompt of at most twice as many tokens: two steps finish it, however slow the machine is.
+#: Least share of a later prompt, if that is half of it: two steps finish it, however slow the machine is.
 MIN_CHUNK_TOKENS = 16
-#: Least time of prompts, relative to the rest of the step: prompts advance even if decodes alone exceed the limit.
+#: Least time of prompts, relative to the step without them: prompts advance even if decodes alone exceed the limit.
 MIN_SHARE = 1.0
-#: The same for a prompt that delays no other sequence: a sixteenth of its time is overhead. A request that arrives
-#: meanwhile waits for as long as 16 of its tokens take.
+#: The same for a prompt that delays no other sequence: overhead is then a sixteenth of the step. A request that arrives
+#: meanwhile waits as long as 16 of its tokens take.
 MIN_SHARE_ALONE = 15.0
 
 
@@ -54,7 +54,7 @@ class PromptShares:
         self._left_s -= self._costs.chunk_s(start, num_tokens)
 
     def take(self, seconds: float) -> bool:
-        """Take time for work other than prompts from the rest of the step; return False if less time is left."""
+        """Take time from the prompts for other work; return False if less time is left."""
         if seconds > self._left_s:
             return False
         self._left_s -= seconds

@@ -91,8 +91,8 @@ class Scheduler:
     def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
         """Queue a request. Raises InvalidRequest if it could never run.
 
-        A deferred request is scheduled only after a call of `prepared`; until then later requests overtake it. One with
-        images is deferred, unless the blocks of all of them are cached; see `unprepared`.
+        A deferred request is scheduled only after a call of `prepared`; until then later requests overtake it. A
+        request with images is deferred, unless the blocks of all images are cached; see `unprepared`.
         """
         state = self._state
         if request.request_id in state.groups:
@@ -116,8 +116,8 @@ class Scheduler:
 
     @property
     def unprepared(self) -> list[tuple[EngineRequest, int]]:
-        """Requests that the latest `add` or `step` has deferred, each with a token: its images that end after this
-        token must be prepared."""
+        """Requests that the latest `add` or `step` has deferred, each with a position: images that end after it must be
+        prepared."""
         return [(group.request, group.images_from) for group in self._state.unprepared]
 
     @property
@@ -126,7 +126,7 @@ class Scheduler:
         return self._state.encoded
 
     def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
-        """Queue a deferred request that has all it waited for, or end it with `error`. An unknown id is ignored."""
+        """Queue a deferred request whose inputs are ready, or end it with `error`. An unknown id is ignored."""
         state, outputs = self._state, list[SeqOutput]()
         state.now = now
         group = state.groups.get(request_id)
@@ -137,7 +137,7 @@ class Scheduler:
                 outputs += state.end_outputs(seq, seq.indices, "error", error)
                 state.finish(seq)
         if error is not None and group is not None and group.request.images:
-            group.images_from = group.request.images[-1].end  # other outputs cannot count on the images that failed
+            group.images_from = group.request.images[-1].end  # its later sequences must prepare images again
         self._check_invariants()
         return outputs
 
@@ -233,7 +233,7 @@ class Scheduler:
 
     @property
     def max_in_flight(self) -> int:
-        """Number of plans that should be in flight: the step in progress and `SchedulerState.steps_ahead` more."""
+        """Number of plans that should be in flight: the step in progress, plus `SchedulerState.steps_ahead`."""
         return 1 + self._state.steps_ahead
 
     def has_work(self) -> bool:
@@ -304,7 +304,7 @@ class Scheduler:
         return lives.pop_ended() if lives is not None else []
 
     def take_tenant_usage(self) -> dict[str, TenantUsage]:
-        """Return what changed since the last call, for each tenant for which anything did."""
+        """Return the usage since the last call, by tenant, of tenants with any."""
         return self._state.tenants.take_usage()
 
     def take_kv_delta(self) -> KVDelta:
@@ -326,7 +326,7 @@ class Scheduler:
         return priority, request.arrival_s, self._num_added, 0
 
     def _drop_outputs(self, seq: Sequence, indices: list[int]) -> None:
-        """Remove some of the outputs that a sequence stands for until it forks them.
+        """Remove some outputs that a sequence stands for until it forks them.
 
         The runner samples the sequence with the seed of its first index; if that index is removed, the sequence is
         sent to the runner again.

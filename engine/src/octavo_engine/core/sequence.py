@@ -7,8 +7,8 @@ the tokens whose KV exists once every issued plan has run; tokens [computed, len
 `pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`, the next decode
 step of such a sequence may be planned; otherwise the sequence waits for its newest token.
 
-The unobvious part: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt
-once. At the step that computes the last prompt token it keeps the first index and forks the others.
+Not obvious: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt once.
+At the step that computes the last prompt token it keeps the first index and forks the others.
 """
 
 from dataclasses import dataclass, field
@@ -30,8 +30,8 @@ class SequenceGroup:
     """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork.
 
     `num_cached`: prompt tokens found in the cache when the first of them ran; -1: none has run. `tenant` is set when a
-    sequence enters the queue. `images_from`: images that end after this token are prepared, or are being prepared while
-    the sequences are deferred.
+    sequence enters the queue. `images_from`: images that end after this position are prepared, or being prepared while
+    sequences are deferred.
     """
 
     request: EngineRequest
@@ -57,10 +57,10 @@ class SequenceGroup:
 class Sequence:
     seq_id: SeqId
     group: SequenceGroup
-    indices: list[int]  # of the request's outputs; more than one only before the fork
+    indices: list[int]  # the request's outputs that it stands for: several only before the fork
     key: Key  # a smaller key is served first and preempted last
     token_ids: list[int]
-    limit: int  # the most that len(token_ids) may become
+    limit: int  # largest len(token_ids)
     arrival_s: float
     num_prompt: int
     request_id: str
@@ -76,9 +76,9 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)  # of the full blocks of token_ids, computed when needed
     num_registered: int = 0  # leading entries of `table` that are registered in the pool by hash
     in_flight: int = 0  # plans issued and not yet committed
-    pending: int = 0  # tokens that those plans sample: they follow `token_ids`, but are not known yet
+    pending: int = 0  # tokens that plans in flight sample: they follow `token_ids`, but are not known yet
     drafts: list[int] = field(default_factory=list)
-    num_drafts: int = 0  # of the latest step for which drafts were proposed, as far as there was room
+    num_drafts: int = 0  # drafts scheduled, after cuts, when some were last proposed
     saved: int = 0  # tokens computed when it was preempted
     private_blocks: range = range(0)  # positions saved for this sequence alone in the host tier
     num_cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it has never run
@@ -105,12 +105,12 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Number of tokens once every issued plan has run."""
+        """Number of tokens of the sequence once every issued plan has run."""
         return len(self.token_ids) + self.pending
 
     def num_own_blocks(self, block_size: int) -> int:
-        """Return the number of blocks that this sequence has computed itself: not found in the cache, and not shared
-        with a sibling."""
+        """Return the number of blocks that only this sequence has computed: neither cached nor shared with a
+        sibling."""
         shared = self.num_prompt if self.key[-1] else max(self.num_cached, 0)
         return max(len(self.table) - shared // block_size, 0)
 
@@ -148,10 +148,10 @@ class Sequence:
 
 
 def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: int, now: float) -> Sequence:
-    """Create a request's first sequence, which stands for all its outputs. `max_len`: the most tokens it may have."""
+    """Create a request's first sequence, which stands for all its outputs. `max_len`: most tokens of a sequence."""
     params, num_prompt = request.params, len(request.prompt_token_ids)
     limit = max_len if params.max_tokens is None else min(max_len, num_prompt + params.max_tokens)
-    shaped = request.grammar is not None  # the sampler's grammar masks then decide when an end token may come
+    shaped = request.grammar is not None  # the grammar's masks then decide when an end token is allowed
     stops_at_eos = request.eos_token_id is not None and (shaped or not params.ignore_eos)
     seq = Sequence(
         seq_id=seq_id,

@@ -2,9 +2,8 @@
 
 `running` and the queue of each tenant are ordered by key (priority, arrival, index), so that the sequence to preempt is
 always the last of `running`, which each step schedules last, and a preempted sequence returns to the head of its queue.
-While tenants compete, `order_running` puts the sequences of tenants that hold more behind those of others. A waiting
-request with n > 1 is one sequence that needs n places: `num_places` counts the running sequences and those that they
-will fork into.
+While tenants compete, `order_running` puts sequences of tenants that hold more last. A waiting request with n > 1 is
+one sequence that needs n places: `num_places` counts the running sequences and those that they will fork into.
 """
 
 import bisect
@@ -48,10 +47,10 @@ class SchedulerState:
         self.counters = EngineStats(total_blocks=config.num_blocks, host_total_blocks=config.num_host_blocks)
         self.now = 0.0
         self.unprepared: list[SequenceGroup] = []  # deferred for their images by the latest `add` or `step`
-        self.encoded: list[str] = []  # requests of which the latest plan computes the last of the images
+        self.encoded: list[str] = []  # requests whose last image tokens the latest plan computes
         self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
         self._next_seq_id = 0
-        self._is_by_key = True  # the order of `running`
+        self._is_by_key = True  # `running` is ordered by key
 
     @property
     def steps_ahead(self) -> int:
@@ -60,7 +59,7 @@ class SchedulerState:
 
     @property
     def waiting(self) -> list[Sequence]:
-        """The waiting sequences, those of each tenant in order of service."""
+        """The waiting sequences: tenant by tenant, each tenant's in order of service."""
         return [seq for tenant in self.tenants.active.values() for seq in reversed(tenant.waiting)]
 
     @property
@@ -78,7 +77,7 @@ class SchedulerState:
         seq.group.tenant = self.tenants.enter(request.tenant, request.weight)
 
     def count_prompt(self, num_tokens: int, seq: Sequence) -> None:
-        """Count prompt tokens: all of them, and those of the tenant. So the sum over the tenants equals the total."""
+        """Count prompt tokens in the total and for the tenant, so that the tenants' sum equals the total."""
         self.counters.prompt_tokens += num_tokens
         self.tenants.usage[seq.group.request.tenant].prompt_tokens += num_tokens
 
@@ -124,8 +123,7 @@ class SchedulerState:
         self.num_waiting_tokens -= len(seq.token_ids) - 1
 
     def cut(self, seq: Sequence, num: int) -> None:
-        """Cut a waiting sequence with more than `num` outputs to `num`, unless `num` is 0; a new sequence waits for the
-        others."""
+        """Cut a waiting sequence to `num` of its outputs, unless `num` is 0; a new waiting sequence gets the rest."""
         if 0 < num < len(seq.indices):
             rest = forked_sequence(seq, seq_id=self.new_seq_id(), index=seq.indices[num], computed=0)
             rest.indices, seq.indices = seq.indices[num:], seq.indices[:num]

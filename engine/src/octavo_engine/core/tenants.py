@@ -1,9 +1,9 @@
-"""`Tenants`: the service that each tenant got, its queue, and what it holds.
+"""`Tenants`: each tenant's service so far, its queue, and the places and blocks that it holds.
 
-A tenant is the name of an API key. Its *counter* is a virtual time: for each sequence of each step, one and the number
-of computed tokens (so a generated token costs 2), divided by the tenant's weight. The tenant with the least counter is
-served first. A tenant that comes back is lifted to the least counter of those with work: idle time earns no credit,
-while the surplus of a tenant that got more than others is kept.
+A tenant is the name of an API key. Its *counter* is a virtual time: for each sequence of each step, (1 + computed
+tokens) / the tenant's weight, so a generated token costs 2. The tenant with the least counter is served first. A
+returning tenant's counter is raised to the least counter of tenants with work: idle time earns no credit, while a
+larger counter is kept.
 
 A tenant is active while it has a sequence that is not deferred. While only one is active, nothing here costs more than
 an addition per step.
@@ -21,7 +21,7 @@ from octavo_engine.wire.records import TenantUsage
 if TYPE_CHECKING:
     from octavo_engine.core.sequence import Key, Sequence
 
-MAX_IDLE = 1024  # remembered tenants without work whose counter is ahead of the others'
+MAX_IDLE = 1024  # tenants without work that are remembered: their counters are ahead of the others'
 
 
 @dataclass(slots=True, eq=False)
@@ -32,15 +32,15 @@ class Tenant:
     weight: float = 1.0
     counter: float = 0.0
     num_seqs: int = 0  # unfinished sequences, without deferred ones
-    waiting: list["Sequence"] = field(default_factory=list)  # in reverse order of service
+    waiting: list["Sequence"] = field(default_factory=list)  # last in service first
     num_places: int = 0
-    num_blocks: int = 0  # without those that it reads from the cache
-    num_prompt_tokens: int = 0  # to compute before its running sequences sample their next token
+    num_blocks: int = 0  # without blocks that it reads from the cache
+    num_prompt_tokens: int = 0  # tokens to compute before its running sequences sample again
     first: "Sequence | None" = None
 
     @property
     def head(self) -> "tuple[int, float, Key, Tenant]":
-        """The rank of its first waiting sequence among those of all tenants."""
+        """The sort key of its first waiting sequence among all tenants' first ones."""
         key = self.waiting[-1].key
         return key[0], self.counter, key, self
 
@@ -57,7 +57,7 @@ class Tenant:
 class Tenants:
     def __init__(self, config: SchedulerConfig) -> None:
         self.active: dict[str, Tenant] = {}
-        self.usage = defaultdict[str, TenantUsage](TenantUsage)  # by name: what changed since the last `take_usage`
+        self.usage = defaultdict[str, TenantUsage](TenantUsage)  # by name, since the last `take_usage`
         self.num_growing = 0  # running sequences that need a block for their next token
         self._config = config
         self._idle: dict[str, Tenant] = {}  # the longest idle first
@@ -104,7 +104,7 @@ class Tenants:
             tenant.counter += (len(steps) + num_tokens) / tenant.weight
 
     def measure(self, running: Iterable["Sequence"]) -> None:
-        """Count what each tenant holds."""
+        """Count the places, blocks and prompt tokens of each tenant."""
         size, self.num_growing = self._config.block_size, 0
         for tenant in self.active.values():
             tenant.num_places = tenant.num_blocks = tenant.num_prompt_tokens = 0
@@ -114,19 +114,18 @@ class Tenants:
             self.num_growing += seq.computed == len(seq.table) * size
 
     def places_left(self, tenant: Tenant) -> int:
-        """Return the places that the tenant lacks of its share, which is at least one place."""
+        """Return how many places the tenant lacks to its share of at least one place."""
         return max(int(self._share(tenant) * self._config.max_num_seqs), 1) - tenant.num_places
 
     def part(self, tenant: Tenant, *, places: int = 0, blocks: int = 0) -> float:
-        """Return the larger of the tenant's shares of all places and of all blocks, if it had some more of them."""
+        """Return the tenant's part of all places or of all blocks, whichever is larger, with some more of both."""
         config = self._config
         return max((tenant.num_places + places) / config.max_num_seqs, (tenant.num_blocks + blocks) / config.num_blocks)
 
     def givers(self, head: "Sequence") -> set[Tenant]:
-        """Return the tenants from which a waiting sequence may take: all if its tenant has no place.
+        """Return the tenants whose sequences may be preempted for a waiting one: all if its tenant has no place.
 
-        Otherwise the tenant takes no more than its share, from tenants that are a step ahead and hold more for their
-        weight.
+        Otherwise, within its own share, only tenants that are a step ahead and hold more for their weight.
         """
         taker, config = head.group.tenant, self._config
         if taker.first is None:

@@ -3,7 +3,7 @@
 The first line holds the configuration; each further line one call: add, prepared, abort, fork, propose, reset, step
 (with time and costs) or commit. A step line ends with the plan in compact form, a commit line with the outputs that
 ended. Sampled tokens are inputs, so a replay needs no model; log-probabilities affect no decision and are only counted.
-A trace contains the prompts, of images only their places and digests. The class does no I/O itself: `write` receives a
+A trace contains the prompts, but of images only positions and digests. The class does no I/O itself: `write` receives a
 line with its newline.
 """
 

@@ -3,9 +3,9 @@
 With `SchedulerConfig.steps_ahead`, a step is planned and submitted while the one before it runs, so that a GPU does not
 wait for the host; results are then committed one step later.
 
-Every (request, index) gets exactly one terminal record: from a commit, from an abort, or from a refused `add`. If the
-executor raises, the step's sequences end with "error" and the engine keeps serving; an exception in the scheduler is a
-bug and is raised to the caller.
+Every (request, index) gets exactly one terminal record: from a commit, an abort, or a refused `add`. If the executor
+raises, the step's sequences end with "error" and the engine keeps serving; an exception in the scheduler is a bug and
+is raised to the caller.
 """
 
 import gc
@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 
 class Proposer(Protocol):
-    """`propose` yields drafts for some of `seqs`, all sequences whose next step decodes."""
+    """`propose` yields drafts for some of `seqs`, which are all sequences whose next step decodes."""
 
     def propose(self, seqs: list["DecodingSequence"], costs: StepCosts) -> Iterable[tuple[SeqId, list[int]]]: ...
 
 
 def _ends_engine(method: Callable[Concatenate["EngineCore", P], T]) -> Callable[Concatenate["EngineCore", P], T]:
-    """Let a method keep the error that ends the engine, for `shutdown`."""
+    """Make a method store the error that ends the engine, for `shutdown`."""
 
     @wraps(method)
     def call(core: "EngineCore", /, *args: P.args, **options: P.kwargs) -> T:
@@ -164,7 +164,8 @@ class EngineCore:
         self._pending.on_done = self._adapters.on_done = self._wake = call
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
-        """Set a function that is called, on any thread, when a rank is lost; the next step raises its argument."""
+        """Set a function that is called, on any thread, with the error when a rank is lost; the next step raises the
+        error."""
         self._on_lost = call
         if self._lost is not None:
             call(self._lost)
@@ -176,7 +177,8 @@ class EngineCore:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def wait_for_work(self, timeout_s: float) -> None:
-        """Unless there is work, block until something that a request waits for is done, or the timeout has passed."""
+        """Unless there is work, block until a request's grammar, image or adapter is ready, or the timeout has
+        passed."""
         futures: list[Future[Any]] = [*self._pending.futures(), *self._adapters.futures()]
         if not self.has_work():
             wait(futures, timeout_s, FIRST_COMPLETED)
@@ -214,7 +216,7 @@ class EngineCore:
                 return self._scheduler.describe_sequences(self._clock())
             case "reset_prefix_cache":
                 done = self._scheduler.reset_prefix_cache()
-                self._publish_interim()  # before the answer: its receiver may then look at the published blocks
+                self._publish_interim()  # before the answer: the caller then sees the blocks as published
                 return done
             case "reset_mm_cache":
                 if self._executor.images is not None:
@@ -243,7 +245,7 @@ class EngineCore:
         return stats
 
     def shutdown(self, reason: str | None = None) -> None:
-        """Free everything. `reason`: the error that ends the engine; None: a method's, or none if it was stopped."""
+        """Free everything. `reason`: the error that ends the engine; None: the error that a method raised, if any."""
         self._executor.shutdown(reason or self.end_reason)
         if self._trace is not None:
             self._trace.close()
@@ -254,7 +256,7 @@ class EngineCore:
         self._on_lost(error)
 
     def _advance(self, now: float) -> list[SeqOutput]:
-        """Submit a plan unless enough are in flight; then commit the oldest one, unless another may be submitted."""
+        """Submit a plan unless enough are in flight; then commit the oldest plan, unless another may be submitted."""
         num_before = len(self._in_flight)
         if num_before < self._scheduler.max_in_flight:
             self._submit_next(now)
@@ -280,7 +282,7 @@ class EngineCore:
         kv = self._scheduler.take_kv_delta().change()
         if kv is not None or (plan is not None and any(step.num_tokens > 1 for step in plan.seqs)):
             stats = self.stats()
-            stats.batched_tokens = self._batched_tokens  # with `step_s`, of the latest step that has ended
+            stats.batched_tokens = self._batched_tokens  # like `step_s`, of the latest step that has ended
             self.on_interim(CoreOutputs(stats=stats, kv=kv, is_interim=True))
 
     def _sleep(self, tags: Sequence[MemoryTag]) -> None:
@@ -323,7 +325,7 @@ class EngineCore:
         return works
 
     def _start_images(self) -> None:
-        """Let the requests wait for images that the scheduler has deferred for them."""
+        """Make the requests that the scheduler has deferred for images wait for these images."""
         for request, first in self._scheduler.unprepared:
             assert self._executor.images is not None, "requests with images are refused"
             needed = {i: image for i, image in enumerate(request.images, start=1) if image.end > first}
@@ -336,7 +338,7 @@ class EngineCore:
                 self._executor.images.release(request_id)
 
     def _forget_ended(self, request_ids: list[str]) -> None:
-        """Release what was made for those requests that have ended."""
+        """Release images, grammars and adapters of those requests that have ended."""
         for request_id in request_ids:
             if not self._scheduler.is_live(request_id):
                 self._pending.forget(request_id)
@@ -355,7 +357,8 @@ class EngineCore:
             return future
 
     def _commit_oldest(self) -> list[SeqOutput]:
-        """Commit the oldest plan in flight. If it has failed, the later ones have computed from its missing tokens."""
+        """Commit the oldest plan in flight. If it has failed, later plans have computed with its missing tokens: drop
+        them."""
         result = self._next_result()
         self._costs = result.costs
         outputs = self._scheduler.commit(result, self._clock())

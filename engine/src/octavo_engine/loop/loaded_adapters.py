@@ -1,14 +1,14 @@
-"""Adapters of an engine core: those that requests may name, those in memory, and the reads that bring them there.
+"""Adapters of an engine core: those that requests may name, those in memory, and the reads that load them.
 
-Requests may name an adapter while one of its loads lives. At most `max_in_memory` adapters have their terms in memory.
-A request for another adapter waits while that adapter is read beside the steps; it takes the place of the adapter that
-was used longest ago among those that no request uses. Places are given in the order of requests: while an adapter waits
-for a place, all later requests for adapters wait behind it, even if their adapter is in memory, so that a place becomes
-free. Requests for the model itself never wait here.
+Requests may name an adapter from a load until it was unloaded as often as loaded. At most `max_in_memory` adapters have
+their terms in memory. A request for another adapter waits while that adapter is read beside the steps; it takes the
+place of the least recently used adapter without requests. Places are given in the order of requests: while an adapter
+waits for a place, all later requests for adapters wait behind it, even if their adapter is in memory, so that a place
+becomes free. Requests for the model itself never wait here.
 
-`MAX_LOADS` reads run at once; further ones wait in order. A read ends as failed if its source gives no byte for
-`STALL_S`, or if its callers have left. Its thread may still hang in the source: it ends when the next byte arrives, and
-its result is dropped. An adapter without loads is freed once its last request has ended.
+`MAX_LOADS` reads run at once; further ones wait in order. A read fails if its source sends no byte for `STALL_S`, or if
+its callers have left. Its thread may still wait for the source: it ends when the next byte arrives, and its result is
+dropped. An adapter without loads is freed once its last request has ended.
 
 `on_done` is called on another thread, so that an idle engine loop can sleep until an adapter is read.
 """
@@ -95,16 +95,16 @@ class LoadedAdapters:
     ) -> None:
         self.on_done: Callable[[], None] = _ignore
         self._executor, self._clock, self._max_in_memory = executor, clock, max_in_memory
-        self._sources: dict[str, list[AdapterSource]] = {}  # of living loads, by hash
+        self._sources: dict[str, list[AdapterSource]] = {}  # of loads without an unload, by hash
         for adapter, source in start:
             self._sources.setdefault(adapter, []).append(source)
         self._in_memory = dict.fromkeys([*self._sources][:max_in_memory])  # the least recently used first
-        self._leaving: set[str] = set()  # without living loads; `_sources` still has the last one
-        self._requests: dict[str, str] = {}  # adapters of unfinished requests
-        self._num_users: Counter[str] = Counter()  # requests that have their adapter
+        self._leaving: set[str] = set()  # all loads unloaded; `_sources` still has the last one
+        self._requests: dict[str, str] = {}  # request id -> adapter, of unfinished requests
+        self._num_users: Counter[str] = Counter()  # adapter -> requests that use it
         self._wanted: dict[str, _WantedAdapter] = {}  # in order of their first requests
         self._loads: dict[Hashable, AdapterLoad] = {}  # in order of their calls
-        self._stuck: list[Future[ReadAdapter]] = []  # of ended loads
+        self._stuck: list[Future[ReadAdapter]] = []  # reads of ended loads
 
     def __bool__(self) -> bool:
         """Return True if any request may have an adapter."""
@@ -164,7 +164,7 @@ class LoadedAdapters:
         self._start(load_id, AdapterLoad(location, partial(self._add, location), reply, self._clock))
 
     def end_loading(self, load_id: Hashable) -> None:
-        """End a load, unless it has ended: its caller has left."""
+        """End a load whose caller has left, unless it has ended."""
         if (load := self._loads.get(load_id)) is not None:
             reason = f"adapter {load.location}: its load was ended: load it again."
             self._end(load_id, Unavailable(reason, retry_after_s=WAKE_RETRY_S))
@@ -178,7 +178,7 @@ class LoadedAdapters:
         return [load.future for load in self._loads.values() if load.future is not None]
 
     def next_deadline_s(self) -> float | None:
-        """Return the time at which the next load fails unless its source gives a byte before."""
+        """Return the time at which the next load fails unless its source sends a byte before."""
         return min((load.stalls_at_s for load in self._reading()), default=None)
 
     def finish_loading(self, *, is_asleep: bool) -> None:
@@ -219,7 +219,7 @@ class LoadedAdapters:
             self._in_memory[adapter] = self._in_memory.pop(adapter)
 
     def _give_places(self) -> None:
-        """Give the waiting requests their adapters, in order, up to the first adapter that has to wait for a place in
+        """Give waiting requests their adapters, in order, up to the first adapter that must wait for a place in
         memory."""
         for adapter, wanted in list(self._wanted.items()):
             if wanted.has_place:
@@ -234,7 +234,7 @@ class LoadedAdapters:
                 return
 
     def _make_place(self) -> bool:
-        """Return True if an adapter may enter the memory; another one may have been removed for it."""
+        """Make room for an adapter in memory, if need be by removing another; return False if all are in use."""
         if len(self._in_memory) + sum(wanted.has_place for wanted in self._wanted.values()) < self._max_in_memory:
             return True
         unused = next((adapter for adapter in self._in_memory if not self._num_users[adapter]), None)
@@ -342,7 +342,7 @@ class LoadedAdapters:
 
 
 def _read_id(adapter: str) -> Hashable:
-    """Return the id of a read for requests, which no caller of `start_loading` has."""
+    """Return the id of a read for requests; it differs from all ids of `start_loading`."""
     return "read again", adapter
 
 

@@ -16,8 +16,7 @@ from octavo_engine.wire.records import ErrorInfo
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing that a request waits for. `describe_failure`: makes the request's error from the exception of the
-    future.
+    """One thing that a request waits for. `describe_failure`: makes the request's error from the future's exception.
 
     `late`: the request's error if the future is not done by `deadline_s`.
     """
@@ -36,14 +35,14 @@ class Work:
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """Return the error of a request that has failed before it ran, with the status of the exception."""
+    """Return the error, with its status, of a request that has failed before it ran."""
     if isinstance(error, Unavailable):
         return ErrorInfo(str(error), "unavailable")
     return ErrorInfo(str(error), "invalid_request" if isinstance(error, InvalidRequest) else "internal")
 
 
 def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> Work:
-    """Wait for a compiled grammar. Compilation continues after the timeout, so that a retry may succeed."""
+    """Return the wait for a grammar's compilation, which continues after the timeout, so that a retry may succeed."""
     late = (
         f"The grammar of the output took longer to compile than {timeout_s:g} s: make the schemas, regex or grammar "
         "smaller, or raise --grammar-compile-timeout."
@@ -57,7 +56,7 @@ def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> W
 
 
 def image_work(future: "Future[object]", number: int) -> Work:
-    """Wait for a processed image, the `number`th of its request."""
+    """Return the wait for a processed image, the `number`th of its request."""
     return Work(
         future,
         lambda error: replace(info := error_info(error), message=f"Image {number} of the prompt: {info.message}"),
@@ -65,23 +64,22 @@ def image_work(future: "Future[object]", number: int) -> Work:
 
 
 class PendingRequests:
-    """A request waits for several things at once. Its results are kept until `forget`, as long as it may run."""
+    """Requests and the works that they wait for. A request's results are kept until `forget`, as long as it may run."""
 
     def __init__(self) -> None:
         self.on_done: Callable[[], None] = _ignore
         self._waiting: dict[str, Sequence[Work]] = {}
         self._held: dict[str, list[object]] = {}
-        self._done: deque[str] = deque()  # ids of requests of which some work is done; filled by other threads
+        self._done: deque[str] = deque()  # ids of requests with some work done; filled by other threads
 
     def start(self, request_id: str, works: Sequence[Work]) -> None:
-        """Let a request wait for these works, and for those of earlier calls. When all are done, the next `pop_done`
-        returns it."""
+        """Let a request wait for these works and those of earlier calls. When all are done, `pop_done` returns it."""
         self._waiting[request_id] = [*self._waiting.get(request_id, ()), *works]
         for work in works:
             work.future.add_done_callback(lambda _: self._on_future_done(request_id))
 
     def pop_done(self, now: float) -> list[tuple[str, ErrorInfo | None]]:
-        """Return the requests whose work is all done, and those of which some work has failed or is late.
+        """Return the requests whose works are all done, and those with a failed or late work.
 
         The error is None on success. Requests that ended meanwhile are left out.
         """

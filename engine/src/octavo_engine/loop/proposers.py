@@ -2,12 +2,12 @@
 
 Text that quotes its prompt, as summaries and edits do, repeats long runs of it. A wrong guess changes no output, as the
 runner accepts a draft only where the sampler chooses the same token, but it costs time. Hence a sequence gets drafts
-only while the share of its drafts that were accepted lately pays for them; else it gets a single one now and then.
+only while enough of its recent drafts were accepted to gain time; else it gets a single draft now and then.
 
 `DraftModelProposer` decides which sequences get drafts of the draft model, and how many; the runner makes them. A draft
 model takes time in each step with drafts, and how often it is right depends mostly on the two models. So either all
-sequences get drafts or none: all do while the share of recent drafts that were accepted pays for the time. Otherwise a
-single sequence gets drafts from time to time, unless drafts would not pay even if all were accepted.
+sequences get drafts or none: all do while enough recent drafts were accepted to gain time. Otherwise a single sequence
+gets drafts from time to time, unless even accepted drafts would cost time.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.plan import SeqId, StepCosts
 
 Tokens = npt.NDArray[np.int32]
-PLACEHOLDER = 0  # a plan holds it for each draft of a draft model
-_FIRST_SHARE = 0.5  # of a sequence, or with a draft model of an engine, without a history
+PLACEHOLDER = 0  # stands in a plan for each draft of a draft model
+_FIRST_SHARE = 0.5  # assumed for a sequence, or with a draft model for all, without a history
 _NEWEST = 0.3  # weight of the newest drafts in the share
 _NEWEST_STEP, _NEWEST_TRY = (
     0.1,
     0.3,
 )  # with a draft model: weight in the share of the newest step, and of the newest try
-#: Steps before a single draft, or before a try of a draft model; each that does not pay doubles the pause.
+#: Steps before a single draft, or a try of a draft model; each try that does not pay doubles the pause.
 _MIN_PAUSE, _MAX_PAUSE, _MAX_TRY_PAUSE = 8, 64, 1024
 
 
@@ -52,17 +52,17 @@ class NgramProposer:
 
 @dataclass(slots=True)
 class _History:
-    """Acceptance of the last drafts of one sequence. `share`: of accepted drafts, a moving average."""
+    """Acceptance of one sequence's drafts. `share`: accepted part of its drafts, a moving average."""
 
     share: float = _FIRST_SHARE
-    num_before: int = 0  # tokens when the drafts were proposed that wait for their result; 0: none wait
+    num_before: int = 0  # length when the pending drafts were proposed; 0: none are pending
     pause: int = _MIN_PAUSE
     num_paused: int = 0
     buffer: Tokens = field(default_factory=lambda: np.empty(0, np.int32))
     num_read: int = 0  # leading tokens of the sequence that are in the buffer
 
     def record(self, seq: Sequence) -> None:
-        """Update the share if the last drafts have their result: one token, and one more for each accepted draft."""
+        """Update the share if the last drafts have a result: one token, and one more for each accepted draft."""
         grown = len(seq.token_ids) - self.num_before
         if not self.num_before or not grown:
             return
@@ -73,7 +73,7 @@ class _History:
             self.pause = _MIN_PAUSE
 
     def count_probe(self) -> int:
-        """Return how many drafts a sequence gets although they do not pay: one after each pause."""
+        """Return how many drafts a sequence gets while drafts do not pay: one after each pause."""
         self.num_paused += 1
         if self.num_paused < self.pause:
             return 0
@@ -81,7 +81,7 @@ class _History:
         return 1
 
     def read(self, token_ids: list[int]) -> Tokens:
-        """Return the sequence's tokens as an array, to which only the new ones are copied."""
+        """Return the sequence's tokens in an array; only new tokens are copied."""
         length = len(token_ids)
         if length > len(self.buffer):
             self.buffer, self.num_read = np.empty(2 * length, np.int32), 0
@@ -93,10 +93,10 @@ class _History:
 def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
     """Return up to `num_speculative_tokens` tokens that follow the longest earlier match of the last tokens.
 
-    Of equal matches the latest one wins that all tokens follow; if there is none, the earliest, which most follow.
+    Among matches of equal length, the latest that all wanted tokens follow wins; else the earliest.
     """
     count, end = config.num_speculative_tokens, len(tokens)
-    ends = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1  # of the matches
+    ends = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1  # ends of matches
     longest = ends[:0]
     for size in range(1, min(config.prompt_lookup_max, end - 1) + 1):
         ends = ends[ends >= size]
@@ -114,7 +114,7 @@ def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
 
 
 def least_share(num_seqs: int, costs: StepCosts) -> float:
-    """Return the share of accepted drafts from which a step of `num_seqs` decodes gains; 0 while nothing is measured.
+    """Return the least share of accepted drafts with which a step of `num_seqs` decodes gains; 0: not measured.
 
     One more draft of each sequence costs the time of a token for each sequence and, with a draft model, a step of that
     model. If all these drafts were accepted, they would save a step without drafts. A result of 1 or more means that
@@ -131,8 +131,8 @@ class DraftModelProposer:
         self._num_drafts = num_drafts
         self._share = _FIRST_SHARE
         self._pause, self._num_paused = _MIN_PAUSE, 0
-        self._is_try = False  # of the latest drafts
-        self._lengths: dict[SeqId, int] = {}  # of the sequences that wait for the result of their drafts
+        self._is_try = False  # whether the latest drafts were a try
+        self._lengths: dict[SeqId, int] = {}  # by sequence with pending drafts
 
     def propose(self, seqs: list[Sequence], costs: StepCosts) -> Iterator[tuple[SeqId, list[int]]]:
         """Yield placeholders for the drafts of each sequence that gets any. `seqs`: all whose next step decodes."""
@@ -145,7 +145,7 @@ class DraftModelProposer:
                 yield seq.seq_id, [PLACEHOLDER] * count
 
     def _record(self, seqs: list[Sequence], least: float) -> None:
-        """Update the share by the latest drafts."""
+        """Update the share by the results of the latest drafts."""
         waiting, self._lengths = self._lengths, {}
         num_right = num_tried = 0
         for seq in seqs:
