@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 PATH_ARG, STATUS_ARG = 2, 4  # indices in uvicorn's arguments: client, method, path with query, version, status
 STDOUT = "-"
-#: The replica that got the request which the current task serves.
+#: Replica of the request that the current task serves.
 REPLICA: ContextVar[str] = ContextVar("replica", default="")
 
 

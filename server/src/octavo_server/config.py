@@ -138,7 +138,7 @@ class HttpSettings(Declared):
     )
     api_key: tuple[str, ...] = setting(
         (),
-        "API keys of which each request must have one; admin routes need the key named `admin` from --api-key-file.",
+        "API keys; each request must have one of them, admin routes the key named `admin` from --api-key-file.",
         group="API keys",
         env=("OCTAVO_API_KEY", "VLLM_API_KEY"),
         unset="no key is required",
@@ -223,7 +223,7 @@ class TlsSettings(Declared):
     """Files of the server's certificate, and of the authorities that sign clients' certificates. None: no TLS."""
 
     ssl_certfile: Path | None = setting(None, "Certificate of the server (PEM); turns on HTTPS.", group="server")
-    ssl_keyfile: Path | None = setting(None, "Key of --ssl-certfile, unless the file has it.")
+    ssl_keyfile: Path | None = setting(None, "Private key of --ssl-certfile, if that file lacks it.")
     ssl_ca_certs: Path | None = setting(None, "Certificates of the authorities that sign clients' certificates.")
     ssl_cert_reqs: Literal[0, 1, 2] = setting(0, "Clients' certificates: 0: ignored, 1: optional, 2: required.")
     ssl_ciphers: str | None = setting(None, "Ciphers of TLS 1.2, in OpenSSL's form.", unset="Python's")

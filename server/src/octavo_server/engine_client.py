@@ -56,7 +56,7 @@ class EngineClient(Protocol):
         ...
 
     def probe_core(self) -> int:
-        """Ask the engine core for an answer, unless it owes one; return how many it has given."""
+        """Probe the engine core unless a probe is unanswered; return the number of answers so far."""
         ...
 
     def generate(

@@ -82,7 +82,7 @@ class ThinkingParam(LenientModel):
 
 
 class ThreadParam(LenientModel):
-    """Since the server stores no threads, "create" has no effect, and "continue" is a 404 on which clients send all."""
+    """No thread is stored: "create" has no effect; "continue" is a 404, after which clients send the whole thread."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None

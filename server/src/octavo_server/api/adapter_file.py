@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 FLAG = "--lora-modules-file"
 MAX_ENTRIES = 256
-#: Longest name and reason in the KV stream, as those of all entries have to fit into a frame.
+#: Longest name and reason in the KV stream: those of all entries must fit into one frame.
 MAX_CHARS = 200
 DIGEST_CHARS = 16
 LEAST_RETRY_S, MOST_RETRY_S = 2.0, 300.0
@@ -47,7 +47,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ListedAdapters:
-    """Content of the file. `digest`: the first characters of its SHA-256. `uris`: of the valid entries, by name.
+    """Content of the file. `digest`: the first characters of its SHA-256. `uris`: name -> uri of each valid entry.
     `faults`: name, or position, of each invalid entry -> its fault.
     """
 
@@ -121,14 +121,14 @@ class AdapterFileFollower:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def update(self) -> None:
-        """Read the file if it has changed; then unload and load the adapters that are due, all at once."""
+        """Read the file if it has changed; then unload the adapters that are due, and load others concurrently."""
         if self._watch.has_changed():
             self._read_again()
         for name in [name for name in self._loaded if name not in self._listed]:
             await self._unload(name)
         if self._clock() < self._retry_at_s:
             return
-        due = sorted(self._waiting(), key=self._failures.__contains__)  # first those that have not failed
+        due = sorted(self._waiting(), key=self._failures.__contains__)  # untried adapters first
         await asyncio.gather(*(self._load(name, self._listed.uris[name]) for name in due))
         wait_s = self._backoff.next_wait_s(lasted_s=0.0) if self._failures else float("inf")
         self._retry_at_s = self._clock() + wait_s

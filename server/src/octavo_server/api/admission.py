@@ -13,7 +13,7 @@ from octavo_engine.wire.errors import InvalidRequest, Overloaded
 from octavo_server.config import QueueLimits
 from octavo_server.http.tenant_shares import TenantShares
 
-NUM_ENDS = 128  # number of latest ends of sequences from which `retry_after_s` computes their rate
+NUM_ENDS = 128  # latest ends of sequences, from whose rate `retry_after_s` is computed
 RETRY_AFTER_S = (1.0, 60.0)
 TENANT_FRACTION = 0.5
 
@@ -40,7 +40,7 @@ class Admission:
 
     def check(self, tenant: str, *, num_seqs: int = 1) -> None:
         """Check the limits. Raises Overloaded if the queue has no room for `num_seqs` more sequences, InvalidRequest if
-        even an empty queue has too little."""
+        even an empty queue has too little room."""
         self.check_size(num_seqs)
         self._shares.record_request(tenant)
         refusal = self._refusal(tenant, num_seqs)

@@ -124,7 +124,7 @@ class AnswerState:
 
 
 def answer_bytes(output: "RequestOutput") -> int:
-    """Estimate the memory in bytes that keeping an output takes until the answer is whole."""
+    """Estimate the bytes of memory that an output takes until the answer is complete."""
     positions = [*(output.prompt_logprobs or ())]
     num_bytes = VALUE_BYTES * len(output.embedding or b"") // 4
     for sequence in output.outputs:

@@ -54,7 +54,7 @@ from octavo_server.watchdog import StallDetector
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
-#: Routes of models that generate text, and of embedding models. The other kind's routes say so with status 404.
+#: Routes of models that generate text, and of embedding models. Routes of the other kind answer 404 with the reason.
 GENERATING = (chat, chat_batch, completions, responses, messages, invocations, render)
 EMBEDDING = (embeddings, scoring)
 MODULES = (

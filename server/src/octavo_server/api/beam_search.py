@@ -15,7 +15,7 @@ from octavo_server.api.answer_state import LOGPROB_BYTES
 from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyReservation
 
-#: Memory in bytes that each token of a beam takes, the prompt's included; beams share the numbers themselves.
+#: Bytes of memory for each token of a beam, the prompt's included: references, as beams share the integers.
 BEAM_TOKEN_BYTES = 16
 
 
@@ -74,7 +74,7 @@ class BeamRun:
     ) -> list[RequestOutput]:
         """Generate one token for each prompt. A failure or a cancellation aborts the others.
 
-        With the search's `arrival_s`, its steps do not wait behind requests that came after it.
+        Each step has the `arrival_s` of the search, so it does not wait behind later requests.
         """
         tasks = [asyncio.create_task(self._last_output(prompt, params, arrival_s)) for prompt in prompts]
         try:

@@ -95,7 +95,7 @@ class CompletionWriter(BaseResponseWriter):
         self._returns_prompt_logprobs = request.prompt_logprobs is not None
         self._logprobs = LogprobWriter(self.codec, num_top=request.logprobs or 0, as_ids=self.writes_token_ids)
         self._detokenizers: dict[int, IncrementalDetokenizer] = {}
-        self._held: dict[int, CompletionLogprobs] = {}  # of tokens that begin after the text that was written
+        self._held: dict[int, CompletionLogprobs] = {}  # columns of tokens that begin after the written text
 
     def full_response(self) -> Completion:
         meta = self.meta
@@ -162,7 +162,7 @@ class CompletionWriter(BaseResponseWriter):
         return join(given, generated)
 
     def _detokenizer(self, choice: ChoiceState, prompt: PromptInput) -> IncrementalDetokenizer:
-        """The tokens of the choice whose log-probabilities have been written."""
+        """Detokenizer of the choice's tokens whose log-probabilities have been written."""
         if choice.index not in self._detokenizers:
             skips = self.generation.params.skip_special_tokens
             self._detokenizers[choice.index] = IncrementalDetokenizer(

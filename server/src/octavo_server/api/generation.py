@@ -47,7 +47,7 @@ class PromptInput:
 
 
 class NumLogprobs(NamedTuple):
-    """The most log-probabilities of one prompt's outputs: of generated tokens, and of the given ones."""
+    """Most log-probabilities in one prompt's outputs: of generated tokens, and of the prompt's tokens."""
 
     generated: int
     given: int
@@ -258,7 +258,7 @@ class Generation:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-            for entry in admitted:  # of a reader that was cancelled before it began
+            for entry in admitted:  # left by a reader that was cancelled before it began
                 entry.leave()
 
     async def _feed(

@@ -52,7 +52,7 @@ async def invoke(request: Request) -> Response:
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[list[bytes], bool]:
-    """Return the body in a list, from which it is taken when it is read again, and whether it is a chat request."""
+    """Return a list with the body, which the second read takes out, and whether the body is a chat request."""
     shape = parse_body(context, InvocationShape, raw)
     if shape.messages is None and shape.prompt is None:
         raise InvalidRequest("The body needs messages (a chat request) or prompt (a completion).", param="messages")
@@ -60,7 +60,7 @@ def _parse(context: ApiContext, raw: bytes) -> tuple[list[bytes], bool]:
 
 
 def _with_body(request: Request, unread: list[bytes]) -> Request:
-    """The same request with its body not read yet."""
+    """The same request, whose body can be read again."""
 
     async def receive() -> Message:
         return {"type": "http.request", "body": unread.pop(), "more_body": False}

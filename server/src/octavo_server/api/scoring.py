@@ -31,8 +31,8 @@ Document = str | dict[str, Any]
 
 
 class ScoreRequest(VectorFields):
-    text_1: Texts | None = Field(None, description="A text, which is compared with all others, or several.")
-    text_2: Texts | None = Field(None, description="The texts to compare, as many as in text_1 if these are several.")
+    text_1: Texts | None = Field(None, description="One text, compared with each of text_2, or several.")
+    text_2: Texts | None = Field(None, description="Texts to compare: any number, or as many as in text_1.")
     queries: Texts | None = Field(None, description="Another name of text_1.")
     documents: Texts | None = Field(None, description="Another name of text_2.")
 
@@ -57,9 +57,9 @@ class ScoreRequest(VectorFields):
 class RerankRequest(VectorFields):
     query: str
     documents: Document | list[Document] = Field(description="Texts, or objects with a `text`; one, or a list.")
-    top_n: int | None = Field(None, ge=0, description="Only this many best documents. Default, and 0: all.")
+    top_n: int | None = Field(None, ge=0, description="Number of best documents to return. Default, and 0: all.")
     return_documents: bool | None = Field(
-        None, description="Texts beside the scores. Default: true; of /v2/rerank: false."
+        None, description="Return the texts, too. Default: true; for /v2/rerank: false."
     )
 
     def texts(self) -> list[tuple[str, Prompt]]:
@@ -160,7 +160,7 @@ def _parse_rerank(context: ApiContext, raw: bytes) -> tuple[RerankRequest, list[
 
 
 class ScoreAnswer(VectorAnswer):
-    """`num_first`: the texts of the first side, one or as many as of the second."""
+    """`num_first`: number of texts on the first side: 1, or as many as on the second."""
 
     def __init__(self, meta: ResponseMeta, generation: Generation, *, num_first: int) -> None:
         super().__init__(meta, generation)

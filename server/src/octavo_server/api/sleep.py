@@ -20,7 +20,8 @@ REFUSALS = (400, 401, 403, 404, 503)
 
 @router.post("/sleep", **answers("Give the engine's memory back", None, refusals=(*REFUSALS, 409)))
 async def sleep(request: Request, level: str = "1", mode: str = "abort") -> Response:
-    """Level 1 gives the KV cache back, level 2 the weights, too. Mode abort ends running requests, wait waits."""
+    """Level 1 gives the KV cache back, level 2 the weights, too. Mode "abort" ends running requests, "wait" waits for
+    them."""
     context = _context_with_sleep_mode(request)
     number = int(level) if level.isdecimal() and level.isascii() else None
     if number is None:

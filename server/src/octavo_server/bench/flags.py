@@ -13,7 +13,7 @@ from octavo_server.bench.samples import PrefixRepetitionOptions, RandomOptions
 from octavo_server.cli.chat_flags import SamplingFlags
 from octavo_server.cli.declared_flags import add_flags
 
-#: Sampling parameters that a benchmark sets otherwise.
+#: Sampling parameters without a flag, as the benchmark itself sets these fields.
 NO_SAMPLING = ("max_tokens", "seed", "stop")
 
 

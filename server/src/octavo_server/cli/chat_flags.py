@@ -57,7 +57,7 @@ def _sampling(text: str, **details: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFlags(Declared):
-    """Fields of a request, which has those that are given."""
+    """Fields of a request; one without a value is not sent."""
 
     temperature: float | None = _sampling("Randomness of sampling; 0: always the likeliest token.", group="sampling")
     top_p: float | None = _sampling("Total probability of the likeliest tokens, from which the next token is sampled.")

@@ -57,7 +57,7 @@ def add_flags(
 
 
 def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> Record:
-    """Make the record from its flags, except the fields that are `chosen`. Raises StartupError for a wrong variable."""
+    """Make the record from its flags and the fields in `chosen`. Raises StartupError for a wrong variable."""
     values: dict[str, Any] = {
         name: record_of(kind, args) for name, kind in records_of(record).items() if name not in chosen
     }

@@ -99,7 +99,7 @@ def check(args: argparse.Namespace, config: ServerConfig, engine: EngineConfig) 
 def _options(
     args: argparse.Namespace, ports: ReservedPorts, engines: Iterator[EngineOptions], *key_flags: str, needs_key: bool
 ) -> UpOptions:
-    """The router's port is reserved here, before those of `engines`, so that a port in use is reported at once."""
+    """Reserve the router's port before the ports of `engines`, so that a port in use is reported at once."""
     port = ports.reserve(args.host, args.port)
     return UpOptions(
         engines=tuple(engines),

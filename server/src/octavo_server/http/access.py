@@ -89,7 +89,7 @@ _WEIGHT, _MAX_TOKENS = WEIGHT_HEADER.encode(), MAX_TOKENS_HEADER.encode()
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`limits`: those that a router sends for the tenant."""
+    """`limits`: the tenant's, as a router sends them."""
 
     tenant: str = ""
     is_admin: bool = False
@@ -220,7 +220,7 @@ def access_policy(
     admin_port: int | None = None,
     admin_secrets: tuple[str, ...] = (),
 ) -> AccessPolicy:
-    """Make the policy of a server. `admin_secrets`: of a router; they replace the secret that its replicas have."""
+    """Make the policy of a server. `admin_secrets`: a router's; they replace the secret that its replicas share."""
     shared = (settings.router_secret, settings.router_secret_file)
     return AccessPolicy(
         keys=ApiKeys(settings.api_key, settings.api_key_file) if settings.needs_key else None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ALLOW_ORIGIN = b"access-control-allow-origin"
 ALLOW_CREDENTIALS = (b"access-control-allow-credentials", b"true")
-#: Headers that those pages can read besides the ones that browsers always show.
+#: Response headers that allowed pages can read beside those that browsers show.
 EXPOSED = (
     *("x-request-id", "retry-after"),
     *(f"x-ratelimit-{name}-{what}" for what in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
@@ -33,12 +33,12 @@ class CorsPolicy(Declared):
         parse=json_list,
     )
     allowed_methods: tuple[str, ...] = setting(
-        ("*",), "Methods of requests from those pages, as a JSON list.", parse=json_list, unset="all"
+        ("*",), "Methods of requests from allowed origins, as a JSON list.", parse=json_list, unset="all"
     )
     allowed_headers: tuple[str, ...] = setting(
-        ("*",), "Headers of requests from those pages, as a JSON list.", parse=json_list, unset="all"
+        ("*",), "Headers of requests from allowed origins, as a JSON list.", parse=json_list, unset="all"
     )
-    allow_credentials: bool = setting(False, "Permission for those pages to send cookies.")
+    allow_credentials: bool = setting(False, "Permission for allowed origins to send cookies.")
 
     def response_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         origin = next((value for name, value in headers if name == b"origin"), None)

@@ -88,7 +88,7 @@ def _has_listener(path: Path) -> bool:
 
 
 def listen(sock: socket.socket) -> None:
-    """Accept connections from now on. Raises StartupError, as if two processes have bound one port before."""
+    """Start to accept connections. Raises StartupError, for example if another process listens on the port."""
     try:
         sock.listen()
     except OSError as error:

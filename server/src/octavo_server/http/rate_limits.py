@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from octavo_server.kv.frames import TenantLoad
 
 WINDOW_S = 60.0
-#: A report includes every request that was sent at least so long ago, and every end that is at least `END_S` ago.
+#: A report counts each request sent `REPORT_S` before it or earlier, and each end `END_S` before it or earlier.
 REPORT_S, END_S = 2.0, 0.25
 #: Time without a report after which a replica's requests in progress no longer count.
 SILENCE_S = 2.0
 #: `WINDOW_S + LATE_S` after the begin of a second, no report counts the requests sent in it any more.
 LATE_S = 2.0
 BUSY_RETRY_S = 1.0
-LEAST_PART = 0.25  # of a process, of the free places of a tenant
+LEAST_PART = 0.25  # least share of a tenant's free places for one process
 UNSENT = ""  # in place of a replica's name
 
 
@@ -64,7 +64,7 @@ class _Place:
 
     @property
     def num_reported(self) -> int:
-        """This process's requests among those that the latest report has as unfinished, at most."""
+        """Upper bound of this process's requests that the latest report counts as unfinished."""
         return self.running + len(self.ends)
 
     def discard(self, request: "OwnRequest") -> None:
@@ -97,7 +97,7 @@ class OwnRequest:
         self._limits = limits
         self._place: _Place | None = None  # None if its tenant has no limits
         self.headers: dict[str, str] = {}
-        self.is_refused = False  # by the latest replica, or it failed there
+        self.is_refused = False  # the latest replica refused it or failed
         self.tenant = tenant
         self.tokens = tokens
 
@@ -144,7 +144,7 @@ class RateLimits:
         self._forget_at_s = self._forget_tenants_at_s = clock()
 
     def record_report(self, replica: str, epoch: int, loads: "Mapping[str, TenantLoad]") -> None:
-        """Record that `loads`, which may change later, holds the replica's present work."""
+        """Record `loads`, the replica's present work, which the caller may update."""
         now = self._clock()
         before = self._reports.get(replica)
         if before is not None and before.epoch != epoch:
@@ -226,7 +226,7 @@ class RateLimits:
     def leave(self, request: OwnRequest, place: _Place) -> None:
         places = self._places[request.tenant]
         place.running -= 1
-        if not request.is_refused:  # else no report has its end: it would pass for that of another process
+        if not request.is_refused:  # no report has the end of a refused one
             place.ends.append(self._clock())
         if place is places.get(UNSENT):
             place.discard(request)
@@ -273,7 +273,7 @@ class RateLimits:
         return free > 0 and used.unreported < max((free + used.unreported) * part, 1)
 
     def _wait_s(self, tenant: str, column: int, excess: int) -> float:
-        """Estimate, from the requests of this process, the time until so much of the last minute's use no longer
+        """Estimate, from this process's requests, the seconds until `excess` of the last minute's use no longer
         counts."""
         for row in self._sent.get(tenant, ()):
             wait_s = row[0] + LATE_S + WINDOW_S - self._clock()

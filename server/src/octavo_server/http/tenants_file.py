@@ -1,6 +1,6 @@
 """`TenantsFile`: the weight and the limits of each tenant, from a YAML file that is read again when it changes.
 
-A tenant is the name of an API key. What the file does not set for a tenant is that of `default`. A file that becomes
+A tenant is the name of an API key. A tenant without a value in the file gets that of `default`. A file that becomes
 unusable while the server runs is logged once, and the limits stay as they are.
 """
 
@@ -30,7 +30,7 @@ class _Part(BaseModel):
 
 
 class TenantLimits(_Part):
-    """Limits of a tenant. `weight`: its part of an engine beside others. None: no limit."""
+    """Limits of a tenant. `weight`: for its share of an engine. None: no limit."""
 
     weight: Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)] = 1.0
     requests_per_minute: Limit | None = None

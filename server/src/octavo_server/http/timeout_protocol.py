@@ -46,7 +46,7 @@ MIN_PROGRESS_BYTES = 16 * 1024
 
 class TimeoutProtocol(RequestFraming):
     """`timeout_protocol` sets the attributes without values in a subclass. `idle`: the server's connections without a
-    request in progress, the one that has been so for longest first."""
+    request in progress, longest idle first."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
@@ -56,7 +56,7 @@ class TimeoutProtocol(RequestFraming):
     _sender_timer: asyncio.TimerHandle | None = None  # for the client to send its request
     _reader_timer: asyncio.TimerHandle | None = None  # for the client to read the response
     _unread_bytes = 0
-    _keeps_alive = False  # after the response to the latest request, if its body is complete before
+    _keeps_alive = False  # after the response, if the request's body is complete by then
     _begun_s = 0.0  # when the first byte of the latest request arrived
     _on_disconnect: Callable[[], None] | None = None
 

@@ -38,10 +38,10 @@ class ReplicaLoad(msgspec.Struct, kw_only=True):
 
 class TenantLoad(msgspec.Struct, array_like=True):
     """A tenant's work at a replica. `running`: its running sequences; `unfinished`: its requests that have not ended;
-    `requests`, `tokens`: of the last `Hello.tenant_window_s`, the tokens of their prompts and generated ones;
-    `received`: all requests since the tenant was without work.
+    `requests`, `tokens`: new requests, and their prompt and generated tokens, in the last `Hello.tenant_window_s`;
+    `received`: all requests since the tenant last had no work.
 
-    Without any work, the tenant is not reported from now on.
+    After a load of zeros, a tenant is reported once it has work again.
     """
 
     running: int = 0

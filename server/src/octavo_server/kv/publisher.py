@@ -101,7 +101,7 @@ class TenantWindow:
         self.loads: dict[str, TenantLoad] = {}
         self.changed: dict[str, None] = {}
         self._clock = clock
-        self._seconds: deque[tuple[int, dict[str, TenantLoad]]] = deque()  # what each second added to the window
+        self._seconds: deque[tuple[int, dict[str, TenantLoad]]] = deque()  # work that each second added
 
     def add_request(self, name: str, num_prompt_tokens: int) -> None:
         self._add(name, TenantLoad(unfinished=1, requests=1, tokens=num_prompt_tokens, received=1))
@@ -114,7 +114,7 @@ class TenantWindow:
             self._add(name, TenantLoad(running=usage.running, tokens=usage.generation_tokens))
 
     def expire(self) -> None:
-        """Subtract what is older than the window."""
+        """Subtract work older than the window."""
         while self._seconds and self._seconds[0][0] + 1 + TENANT_WINDOW_S <= self._clock():
             for name, old in self._seconds.popleft()[1].items():
                 self._change(name, TenantLoad(requests=-old.requests, tokens=-old.tokens))

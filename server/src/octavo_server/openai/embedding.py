@@ -14,7 +14,7 @@ from octavo_server.openai.completion import Prompt, split_prompts
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import EngineFields
 
-#: Fields of requests for text, and settings that are not built -> the values that ask for nothing.
+#: Fields of text generation, and unsupported settings -> values without effect, which are accepted.
 _OF_TEXT = ("stream", "logprobs", "top_logprobs", "tools", "tool_choice", "messages")
 _REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_OF_TEXT, (None, False, [], "none", "auto")),
@@ -27,7 +27,9 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 class VectorFields(EngineFields):
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, description="-1: as many as the model's context holds.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Tokens to keep; -1: as many as fit the context."
+    )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Right, the default, keeps the first tokens."
     )
@@ -53,7 +55,7 @@ class EmbeddingRequest(VectorFields):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: little-endian float32. Default: float."
     )
-    dimensions: int | None = Field(None, ge=1, description="Only this many first values, which are then normalised.")
+    dimensions: int | None = Field(None, ge=1, description="Number of first values to keep, then normalised.")
     normalize: bool | None = Field(None, description="The older name of use_activation.")
 
     def texts(self) -> list[tuple[str, Prompt]]:

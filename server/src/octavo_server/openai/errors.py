@@ -173,7 +173,7 @@ class Condition(NamedTuple):
 
 
 def _too_long(error: ContextLengthExceeded) -> str:
-    """Anthropic's words, from which agents take how much too long the prompt is. It is, if it leaves no room."""
+    """Anthropic's message, from which agents read the excess; a prompt that leaves no room is too long."""
     most = min(error.max_model_len, error.num_input - 1)
     return f"prompt is too long: {error.num_input} tokens > {most} maximum"
 

@@ -88,7 +88,7 @@ class GenerationFields(StructuredFields, SamplingFields):
     skip_reading_prefix_cache: bool | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: Entries[int] | None = Field(
-        None, description="With log-probabilities: those of these tokens, not of the most likely ones."
+        None, description="Tokens whose log-probabilities are sent instead of the most likely tokens'."
     )
     thinking_token_budget: int | None = Field(
         None, ge=-1, le=INT32_MAX, description="Most tokens of reasoning; -1: no limit."
@@ -97,7 +97,9 @@ class GenerationFields(StructuredFields, SamplingFields):
     echo: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, description="-1: as many as fit before one output token.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="Tokens to keep; -1: all that fit before one output token."
+    )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Left, the default, keeps the last tokens."
     )
@@ -130,7 +132,7 @@ class GenerationFields(StructuredFields, SamplingFields):
         else:
             if logprobs is None:
                 raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
-            logprobs = None  # the ids stand in its place
+            logprobs = None  # logprob_token_ids replaces it
         if self.use_beam_search and 0 <= values.get("temperature", 1) < GREEDY_BELOW:
             values["temperature"] = 1  # beams are ranked, not drawn, so temperature 0 leaves their n outputs different
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.shape(), **values)

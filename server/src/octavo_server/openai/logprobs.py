@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from octavo_engine.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
-MAX_KEYS = 1024  # that a writer keeps
+MAX_KEYS = 1024  # cached by a writer
 ALL = -1  # the number of top log-probabilities that stands for the whole vocabulary
 
 
@@ -40,7 +40,7 @@ class LogprobWriter:
     def completion(
         self, positions: Iterable[PositionLogprobs], detokenizer: IncrementalDetokenizer, start: int
     ) -> CompletionLogprobs:
-        """Columns of generated tokens. `detokenizer`: has the tokens before them. `start`: place of its text."""
+        """Columns of generated tokens. `detokenizer`: has the preceding tokens. `start`: offset of its text."""
         columns = CompletionLogprobs([], [], [], [])
         for position in positions:
             token_id = next(iter(position))
@@ -51,7 +51,7 @@ class LogprobWriter:
     def completion_prompt(
         self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], text: str
     ) -> CompletionLogprobs:
-        """Columns of a prompt. Special tokens and spaces that tokenising has added are not in its text."""
+        """Columns of a prompt. Special tokens and spaces added by tokenising are not in the text."""
         columns, start = CompletionLogprobs([], [], [], []), 0
         new = partial(IncrementalDetokenizer, self._codec, skip_special_tokens=False)
         detokenizer = new()

@@ -99,8 +99,8 @@ def without_oldest(
     """Drop the oldest messages until the context has room for the request's longest answer, but no more than until half
     of it is free.
 
-    System messages are kept, and the user's last message and those after it, even if they do not fit. The others begin
-    with a user's message, as many templates demand; so no tool's result loses its call.
+    System messages are kept, and the user's last message and those after it, even if they do not fit. The other kept
+    messages begin with a user's, as many templates demand, so each tool result keeps its call.
     """
     room = min(body.output_limit or 1, max(1, max_model_len // 2))
 

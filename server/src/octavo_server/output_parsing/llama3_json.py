@@ -2,7 +2,7 @@
 
 A call has no markers, except that `<|python_tag|>` may precede it, so JSON that is part of the text must not be taken
 for a call: an object is a call only if it has a name and arguments; after other text, a tool must also have that name.
-Beside a format, whose answer is JSON too, an object is a call only if it begins as the grammar writes calls.
+If the request has a response format, an object is a call only if it begins as the grammar writes calls.
 """
 
 from octavo_server.output_parsing.streaming_parser import Steps

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 
 #: Number of characters of an answer that may be parsed twice because they looked like a call and were none. Beyond it
-#: the rest of the answer is text: parsing an answer of such starts would take time proportional to its squared length.
+#: the rest of the answer is text: parsing could otherwise take time quadratic in the answer's length.
 MAX_REREAD = 1 << 16
 
 SPACE = re.compile(r"\s*")

@@ -32,8 +32,8 @@ class _JsonCall:
 
 class ToolCallParser(StreamingParser):
     """`markers`: strings that stand around calls; the detokenizer must keep those of them that are special tokens.
-    `notations`: how a grammar writes calls; none if that is unknown. `beginnings`: strings with which an answer begins
-    that is calls, while any other answer is text; None: calls may appear anywhere in the text."""
+    `notations`: how a grammar writes calls; none if that is unknown. `beginnings`: an answer of calls begins with one
+    of these strings, any other answer is text; None: calls may appear anywhere."""
 
     markers: ClassVar[tuple[str, ...]] = ()
     notations: ClassVar[tuple[CallNotation, ...]] = ()

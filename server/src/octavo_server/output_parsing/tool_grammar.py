@@ -62,8 +62,8 @@ def calls_shape(
     answer: StructuredOutputs | None = None,
     special_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> StructuredOutputs:
-    """Shape of an answer that is calls, at least one, or has the shape `answer`. `tools`: name of each tool -> part of
-    its arguments. `special_ids`: the texts in `notations` that are special tokens."""
+    """Shape of an answer that has one or more calls, or the shape `answer`. `tools`: name of each tool -> part of its
+    arguments. `special_ids`: the texts in `notations` that are special tokens."""
     parts, starts = [*tools.values()], [f"calls_{i}" for i in range(len(notations))]
     if answer is not None:
         starts.append(f"@part_{len(parts)}")
@@ -76,8 +76,8 @@ def calls_shape(
 
 
 def begins_as_call(answer: StructuredOutputs, key: str) -> bool:
-    """Return False only if no output of a shape begins as `{"name": ..., key:`. Its properties have the schema's order,
-    and those that the schema does not list come last."""
+    """Return False only if no output of the shape begins as `{"name": ..., key:`. Properties of an output have the
+    schema's order, unlisted ones come last."""
     schema = answer.json
     if not isinstance(schema, dict) or _COMBINED & schema.keys():
         return True

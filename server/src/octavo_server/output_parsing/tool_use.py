@@ -87,7 +87,7 @@ class ToolUse:
 
     @property
     def _notations(self) -> tuple[CallNotation, ...]:
-        """Notations of calls in the grammar: without a marker only if no answer of the format looks like one."""
+        """Notations of calls in the grammar; one without a marker only if no other answer can look like a call."""
         if self.mode == "required":
             return RequiredToolParser.notations
         if self.mode != "auto" or self.answer is None or self.call_format is None:
@@ -112,7 +112,7 @@ def tool_use(
 ) -> ToolUse:
     """Check `tools` and `tool_choice` of a request. `mode` None: it has no tool_choice. `places`: the client's name of
     each tool's schema, for a client of another dialect than chat. `answer`: the requested format, if any: a forced call
-    replaces it, and it replaces calls of which no grammar is known. Raises InvalidRequest."""
+    replaces it, and it replaces calls whose grammar is unknown. Raises InvalidRequest."""
     if not tools:
         if mode in (None, "none", "auto"):
             return ToolUse()

@@ -148,7 +148,8 @@ def _choose_bounded(affinity: int, costs: Sequence[CandidateCost]) -> CandidateC
 
     Each replica gets a weight from the conversation's hash and its own name, and the highest weight wins (rendezvous
     hashing: a replica that joins or leaves moves only its own conversations). A replica above the load limit is skipped
-    for the replica with the next weight, which differs from conversation to conversation; at least one is within it.
+    for the replica with the next weight, which differs from conversation to conversation; at least one is below the
+    limit.
     """
     limit = _load_limit(costs)
     within = [cost for cost in costs if score.num_requests(cost.replica) <= limit]

@@ -43,7 +43,7 @@ class _Waiting:
 
 class RequestQueue:
     """Belongs to one event loop. `observe` is called at the end of each wait with its outcome and its seconds,
-    `on_change` with the model for which the first request begins or the last one ends to wait.
+    `on_change` with the model, when its first request starts to wait or its last one stops.
     """
 
     def __init__(

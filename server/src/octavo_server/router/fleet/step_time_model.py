@@ -18,8 +18,8 @@ _HELD = 2000.0  # weight of the prior slope, as variance of the number of tokens
 _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
 _MIN_TOKEN_S = 1e-9
-_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # factors of speed: difference that counts as none, largest that counts
-_SURE = 2.0  # how many standard errors the slope may be off to either side
+_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # speed ratios: the first still counts as equal, the second caps
+_SURE = 2.0  # assumed error of the slope in standard errors, to either side
 _SCATTER = 0.25  # least scatter as a share of a step's time, as two steps always lie exactly on a line
 
 

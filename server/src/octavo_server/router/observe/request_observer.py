@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Code of a request whose client left before the head of a response.
 CLIENT_LEFT = 499
-#: Status codes 4xx that say nothing against the request.
+#: Status codes 4xx that are no fault of the request.
 NO_REFUSALS = frozenset({429, CLIENT_LEFT})
 
 

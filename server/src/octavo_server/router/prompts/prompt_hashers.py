@@ -23,7 +23,7 @@ from octavo_server.router.prompts.prompt_hasher import PromptHasher
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-#: Bytes of a model card; a card with the largest tokenizer known has some 40 MB.
+#: Most bytes of a model card; the largest known tokenizer makes one of 40 MB.
 MAX_CARD_BYTES = 64 * 2**20
 AGAIN_S = 5.0
 

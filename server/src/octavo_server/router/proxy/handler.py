@@ -153,7 +153,7 @@ class ProxyHandler:
         tenant = self.access.identify("POST", scope["path"], scope["headers"], port_of(scope)).tenant
         TENANT.set(tenant)
         limits = NO_LIMITS if scope["path"] in UNCOUNTED else self.tenants.limits(tenant)
-        self.rate_limits.check(tenant, limits)  # before a body that counts for nothing is read
+        self.rate_limits.check(tenant, limits)  # refuse before the body is read
         with self.budget.reserve(tenant) as reservation:
             await self._serve_body(downstream, observer, reservation, limits)
 
@@ -168,7 +168,7 @@ class ProxyHandler:
         model, prompt = await self._read(kind, raw, tenant, downstream, observer)
         without, extra = self._own_headers(downstream.headers, tenant, limits, observer)
         num_tokens = prompt.num_tokens
-        if kind is not None:  # others may have no output
+        if kind is not None:  # other routes may have no output
             num_tokens += prompt.expected_output_tokens
         with self.rate_limits.admit(tenant, limits, num_tokens) as admitted:
             request = ProxyRequest(
@@ -195,7 +195,7 @@ class ProxyHandler:
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)
         if fields.is_malformed and not any(replica.is_routable for replica in self.fleet.replicas):
-            raise MalformedRequest(MALFORMED)  # no reason to hold it, or to start a replica
+            raise MalformedRequest(MALFORMED)  # don't hold it or start a replica for it
         if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long
             del fields
             await self.balancer.wait_resolved(name, tenant=tenant, hold_s=self._hold_s(downstream))

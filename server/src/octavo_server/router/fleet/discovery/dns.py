@@ -49,7 +49,7 @@ class DnsDiscovery:
             await asyncio.sleep(self._interval_s)
 
     async def _look_up(self) -> frozenset[Endpoint] | None:
-        """Resolve the name. Return the endpoints, or None if those found last are to stay."""
+        """Resolve the name. Return the endpoints, or None to keep the previous ones."""
         try:
             async with asyncio.timeout(LOOK_UP_S):
                 addresses = await self._resolve(self._host, self._port)
