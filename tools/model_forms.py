@@ -168,6 +168,9 @@ def scramble(model: PreTrainedModel) -> None:
         elif isinstance(weight, torch.nn.Parameter):
             embeds = weight.shape[0] == VOCAB and "head" not in name
             weight.copy_(noise * (0.3 if embeds else 1.4 / math.sqrt(weight.shape[-1])))
+    for module in model.modules():  # some families set this row to zero when transformers loads them
+        if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx] = 0
 
 
 def logits(model: PreTrainedModel, ids: list[int]) -> Tensor:

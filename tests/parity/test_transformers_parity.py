@@ -1,7 +1,9 @@
 """Families that transformers' implementation runs: their logits and greedy tokens equal those of transformers alone."""
 
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from octavo_engine.models.registry import build_model
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
+from octavo_engine.weights import fresh_memory
 from octavo_engine.weights.loader import iter_weights
 from octavo_testing.paged import PagedDriver
 from octavo_testing.parity import BLOCK, FEEDS, max_distance
 from octavo_testing.tiny_models import FAMILIES, LENGTH, VOCAB, make_tiny
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -55,9 +59,13 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return open_case(request.param, tmp_path_factory.mktemp("tiny"))
 
 
+#: Chunks of 1, 7 and 16 tokens of both sequences, beside those of all models.
+CHUNKS = {size: ([size] * (LENGTH // size) + [LENGTH % size],) * 2 for size in (1, 7, 16)}
+
+
 def test_logits_equal_transformers(case: Case) -> None:
     model = case.model()
-    for chunks in FEEDS.values():
+    for chunks in (*FEEDS.values(), *CHUNKS.values()):
         driver = PagedDriver(model, backend=CpuBackend(model.kv_specs(), BLOCK, torch.float32))
         assert max_distance(driver, case.tokens, case.expected, chunks) <= TOLERANCE
 
@@ -107,3 +115,38 @@ def test_both_implementations_give_equal_tokens(name: str, tmp_path: Path) -> No
         found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
         llm.shutdown()
     assert found[0] == found[1]
+
+
+def test_a_model_in_training_mode_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers builds a model in this mode, in which Seed-OSS drops values of its residual stream."""
+    case = open_case("seed_oss", tmp_path)
+    monkeypatch.setattr(PreTrainedModel, "eval", lambda self: self)
+    model = case.model()
+    driver = PagedDriver(model, backend=CpuBackend(model.kv_specs(), BLOCK, torch.float32))
+    assert max_distance(driver, case.tokens, case.expected, FEEDS["prefill"]) > 100 * TOLERANCE
+
+
+class CountedMemory(mmap.mmap):
+    """Memory of a tensor that is read from a file; it lives as long as the tensor."""
+
+    live = peak = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        CountedMemory.live += len(self)
+        CountedMemory.peak = max(CountedMemory.peak, CountedMemory.live)
+
+    def __del__(self) -> None:
+        CountedMemory.live -= len(self)
+
+
+@pytest.mark.parametrize("name", ["glm4", "glm4_moe", "granitemoe"])
+def test_loading_holds_one_tensor_beside_the_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest one has all experts of a layer in Granite-MoE's files."""
+    case = open_case(name, tmp_path)
+    largest = max(tensor.nbytes for tensor in load_file(case.folder / "model.safetensors").values())
+    monkeypatch.setattr(fresh_memory, "MIN_BYTES", 1)
+    monkeypatch.setattr(mmap, "mmap", CountedMemory)
+    monkeypatch.setattr(CountedMemory, "peak", 0)
+    model = case.model()
+    assert 0 < CountedMemory.peak <= largest + 0.1 * model.weights_bytes()
+    assert CountedMemory.live == 0

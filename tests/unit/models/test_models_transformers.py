@@ -15,7 +15,7 @@ from octavo_engine.models import registry, transformers_decoder
 from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
-from octavo_engine.models.transformers_layers import RowLinear
+from octavo_engine.models.transformers_layers import RowExperts, RowLinear
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.runner.memory_plan import planned_weights_bytes
 from octavo_engine.settings.config import EngineConfig
@@ -143,6 +143,38 @@ def test_the_number_of_modules_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(transformers_decoder, "_MOST_MODULES", 20)
     with pytest.raises(StartupError, match=r"GraniteForCausalLM.* more than 20 modules"):
         build(config_of("granite", "GraniteForCausalLM"))
+    monkeypatch.setattr(transformers_decoder, "_MOST_MODULES", 200)
+    with pytest.raises(StartupError, match=r"GraniteMoeForCausalLM.* more than 200 modules"):
+        build(config_of("granitemoe", "GraniteMoeForCausalLM", num_local_experts=99))
+
+
+def test_a_tensor_that_no_checkpoint_has_needs_the_familys_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraniteForCausalLM, "_init_weights", lambda self, module: None)
+    with pytest.raises(StartupError, match=r"'GraniteForCausalLM' is not supported: .* no values to .*inv_freq"):
+        build(config_of("granite", "GraniteForCausalLM"))
+
+
+def test_experts_of_another_form_stay_transformers_own() -> None:
+    """Aria's are transposed, so that only transformers' code computes them."""
+    model = build(config_of("aria_text", "AriaTextForCausalLM", moe_num_experts=4, moe_topk=2))
+    load_dummy(model)
+    assert not [module for module in model.modules() if isinstance(module, RowExperts)]
+    assert "model.layers.1.mlp.experts.gate_up_proj" in model.named_shapes()
+
+
+def test_tensors_of_layers_that_the_family_ignores_are_not_kept() -> None:
+    """GLM-4.5 has a layer for drafts behind its own, with experts that a conversion would merge at the end."""
+    hf = tiny_config("glm4_moe").to_dict() | {"architectures": ["Glm4MoeForCausalLM"]}
+    model = build(load_model_config(ModelFiles(name="m", root=Path(), load_format="dummy", config=hf)))
+    extra = {
+        "model.layers.92.mlp.experts.0.gate_proj.weight": torch.zeros(2, 2),
+        "model.layers.46.eh_proj": torch.zeros(2),
+    }
+    assert dict(model.names.convert(extra.items(), model._has_slot)) == extra
+    model.load_weights((dummy(model) | extra).items())
+    model.finish_loading()
+    with pytest.raises(StartupError, match=r"unexpected tensor 'model.layers.45.eh_proj'"):
+        model.load_weights({"model.layers.45.eh_proj": torch.zeros(2)}.items())
 
 
 def test_the_start_ends_if_a_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,7 @@ class Model(nn.Module):
             if slot is not None and slot.name not in loaded:
                 self._load(slot, tensor)
                 loaded |= {slot.name, *slot.instead_of}
+            del tensor  # before the next one is read
         missing = [slot for slot in slots.values() if not slot.instead_of and slot.name not in loaded]
         if missing:
             name, others = self.given(missing[0].name), f", and {len(missing) - 1} more tensors" * (len(missing) > 1)

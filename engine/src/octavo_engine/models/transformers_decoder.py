@@ -50,7 +50,7 @@ from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_MODULES = 2**17
+_MOST_MODULES = 2**18
 _META = torch.device("meta")
 
 
@@ -72,7 +72,8 @@ class TransformersDecoder(Model):
         self.names = CheckpointNames(model)
         self._given_names = {self.names.renamed(given): given for given in build.block_formats}
         formats = {name: build.block_formats[given] for name, given in self._given_names.items()}
-        replace_layers(model, self.names, replace(build, block_formats=formats))
+        with _refusing(config.architecture, "it cannot be built"), _bounded_modules():
+            replace_layers(model, self.names, replace(build, block_formats=formats))
         ropes = FixedRope.of_model(model)
         self.specs = self._trace(model)
         check_specs(config.architecture, family_config, self.specs, build.max_model_len)
@@ -112,7 +113,7 @@ class TransformersDecoder(Model):
 
     def renamed(self, given: str) -> str:
         name = self.names.renamed(given)
-        return name if name in self._slot_names or self.base_prefix + name in self._slot_names else given
+        return name if self._has_slot(name) else given
 
     def given(self, name: str) -> str:
         return self.names.given(name)
@@ -126,7 +127,7 @@ class TransformersDecoder(Model):
             *(self.config.architecture, transformers.__version__, linears, experts, size(super().weights_bytes())),
             *(others, size(self._own_bytes())),
         )
-        super().load_weights(self.names.convert(weights, self._slot_names))
+        super().load_weights(self.names.convert(weights, self._has_slot))
 
     def finish_loading(self, check: Callable[[], None] = lambda: None) -> None:
         super().finish_loading(check)
@@ -144,6 +145,9 @@ class TransformersDecoder(Model):
     @cached_property
     def _slot_names(self) -> frozenset[str]:
         return frozenset(slot.name for slot in self._weight_slots())
+
+    def _has_slot(self, name: str) -> bool:
+        return name in self._slot_names or self.base_prefix + name in self._slot_names
 
     def _weight_slots(self) -> Iterable[WeightSlot]:
         return chain(super()._weight_slots(), self._slots)
@@ -168,6 +172,10 @@ class TransformersDecoder(Model):
         A linear layer whose weight the code of the family reads becomes transformers' own again.
         """
         name, base, hidden = self.config.architecture, model.base_model, self.config.hidden_size
+        usual = model.get_experts_implementation()
+        model.set_experts_implementation(
+            "batched_mm"
+        )  # of the usual one's products the meta device has only bfloat16's
         while True:
             try:
                 with _refusing(name, "its code fails on torch's meta device"):
@@ -180,6 +188,7 @@ class TransformersDecoder(Model):
                 restore(model, error.layer)
                 continue
             setattr(model, model.base_model_prefix, base)
+            model.set_experts_implementation(usual)
             if shape != (2, self.config.vocab_size):
                 raise refusal(name, f"its logits have shape {shape} for 2 rows")
             return specs

@@ -118,7 +118,8 @@ class FixedRope:
 
     def fix(self, max_model_len: int) -> None:
         """Set the frequencies to those of a step with the longest sequence."""
-        x, last = (torch.full((1, 1), each, device=self._rope.inv_freq.device) for each in (0.0, max_model_len - 1))
+        device = next(self._rope.buffers()).device
+        x, last = (torch.full((1, 1), each, device=device) for each in (0.0, max_model_len - 1))
         for layer_type in self._type if isinstance(self._type, dict) else [None]:
             self._rope(x, last) if layer_type is None else self._rope(x, last, layer_type)
         self._hold()

@@ -4,9 +4,8 @@ transformers renames the tensors of a checkpoint as it loads them, and merges th
 after the renaming, and load experts one by one. Other conversions are transformers' own, of whole tensors.
 """
 
-import math
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
@@ -27,11 +26,10 @@ from transformers.core_model_loading import (
 )
 
 from octavo_engine.layers.layer import WeightSlot
+from octavo_engine.wire.errors import StartupError, first_line
 
 #: Operations that merge the projections of experts: dimension by class.
 _MERGES = ({MergeModulelist: 0, Concatenate: 1}, {MergeModulelist: 0})
-#: The value of integers without one from a checkpoint or a family.
-_UNSET = -(1 << 31)
 
 
 class CheckpointNames:
@@ -66,24 +64,32 @@ class CheckpointNames:
             return "gate_proj", "up_proj", "down_proj"  # the checkpoint has the merged tensors
         return tuple(found) if len(found) == 3 else None  # type: ignore[return-value]
 
-    def convert(self, weights: Iterable[tuple[str, Any]], known: Container[str]) -> Iterator[tuple[str, Any]]:
-        """Yield all tensors, those last that only a conversion makes those of the model. `known`: names that need none.
+    def convert(self, weights: Iterable[tuple[str, Any]], has_slot: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+        """Yield all tensors, those last that a conversion has to merge or split: they are in memory until the end.
 
-        These are in memory until the end.
+        `has_slot`: returns True for the name of a tensor that the model loads. Raises StartupError.
         """
         waiting: dict[str, list[tuple[str, str, Tensor]]] = {}
         for given, tensor in weights:
             name, pattern = rename_source_key(given, self._renamings, self._converters)
-            if pattern is None or self.renamed(given) in known or given in known:
+            if pattern is None or has_slot(self.renamed(given)) or has_slot(given) or not has_slot(name):
                 yield given, tensor
             else:
                 waiting.setdefault(name, []).append((given, pattern, tensor))
+            del tensor  # before the next one is read
+        converters = {pattern: each for each in self._converters for pattern in each.source_patterns}
         for name, parts in waiting.items():
-            (converter,) = (each for each in self._converters if parts[0][1] in each.source_patterns)
-            converter = deepcopy(converter)
+            converter = deepcopy(converters[parts[0][1]])
             for given, pattern, tensor in sorted(parts, key=lambda part: dot_natural_key(part[0])):
                 converter.add_tensor(name, given, pattern, tensor)  # type: ignore[arg-type]
-            yield from converter.convert(name, model=self._model, config=self._model.config).items()
+            try:
+                made: dict[str, Any] = converter.convert(name, model=self._model, config=self._model.config)
+            except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                raise StartupError(
+                    f"tensor '{parts[0][0]}' and {len(parts) - 1} others cannot become '{name}': {first_line(error)}: "
+                    "check that all weight files are there."
+                ) from error
+            yield from ((each, value[0] if isinstance(value, list) else value) for each, value in made.items())
 
     def _converter_to(self, name: str) -> WeightConverter | None:
         ends = ((each, each.target_patterns[0].replace("\\", "")) for each in self._converters)
@@ -150,11 +156,16 @@ def allocate(model: PreTrainedModel, tensors: Iterable[OwnTensor], device: torch
             made[id(old)]._is_hf_initialized = not each.is_computed  # type: ignore[attr-defined]
         setattr(each.module, each.key, made[id(old)])
     computed = [each for each in tensors if each.is_computed]
+    found = [_compute(model, computed, filled_with) for filled_with in (0, 1)]
+    for each, first, second in zip(computed, *found, strict=True):
+        if not torch.equal(first, second):
+            raise ValueError(f"its code gives no values to {each.name}")
+
+
+def _compute(model: PreTrainedModel, computed: Iterable[OwnTensor], filled_with: int) -> list[Tensor]:
+    """Let the family's code set tensors that are filled with a number before; return copies of them."""
     for each in computed:
-        each.tensor.fill_(math.nan if each.tensor.is_floating_point() else _UNSET)
+        each.tensor.fill_(filled_with)
     for module in dict.fromkeys(each.module for each in computed):
         model._init_weights(module)  # type: ignore[no-untyped-call]
-    for each in computed:
-        is_unset = each.tensor.isnan() if each.tensor.is_floating_point() else each.tensor == _UNSET
-        if is_unset.any():
-            raise ValueError(f"its code gives no values to {each.name}")
+    return [each.tensor.clone() for each in computed]

@@ -155,6 +155,7 @@ def _checked(weights: Iterable[tuple[str, Any]], check: Callable[[], None]) -> I
     for each in weights:
         check()
         yield each
+        del each  # before the next one is read
 
 
 def load_checkpoint(
