@@ -5,9 +5,9 @@ rank), "nobind" or "auto". By default there is one thread per physical core with
 
 Each rank of a model gets a NUMA node of its own, or memory is interleaved over the nodes of the compute threads. Linux
 places a page on the node of the thread that writes it first. So a rank that is bound to a node has its memory there.
-But one loading thread of several nodes would place all weights on one of them, and the threads of the others would read
-them over the link between the sockets: interleaved memory lets the channels of all nodes serve each step. Threads
-inherit the policy from the thread that starts them. `root` is "/" in production; tests pass a tree of files.
+But if a rank's threads span nodes, one loading thread would place all weights on one node, and threads of other nodes
+would read them over the link between sockets: interleaved memory lets the channels of all nodes serve each step.
+Threads inherit the policy from the thread that starts them. `root` is "/" in production; tests pass a tree of files.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 _MPOL_DEFAULT, _MPOL_INTERLEAVE = 0, 3
 #: Machine -> numbers of the system calls get_mempolicy and set_mempolicy, which libc does not wrap.
 _CALLS = {"x86_64": (239, 238), "aarch64": (236, 237)}
-_MOST_NODES = 1024  # of Linux
+_MOST_NODES = 1024  # Linux's limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

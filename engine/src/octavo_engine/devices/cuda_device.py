@@ -58,11 +58,12 @@ _OLDER_INDEX, _NEWER_INDEX = (f"https://download.pytorch.org/whl/{cuda}" for cud
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """The machine's parts for CUDA. `device_error`: torch's reason why it finds no GPU; empty if it finds one."""
+    """The machine's GPU, driver and torch build. `device_error`: torch's reason why it finds no GPU; empty if it finds
+    one."""
 
     is_cuda_build: bool = True
     device_error: str = ""
-    driver_cuda: tuple[int, int] = (0, 0)  # the newest CUDA of the driver; 0: unknown
+    driver_cuda: tuple[int, int] = (0, 0)  # newest CUDA that the driver supports; 0: unknown
     built_cuda: tuple[int, int] = (0, 0)  # torch's
     capability: tuple[int, int] = _LEAST_CAPABILITY
     architectures: tuple[str, ...] = ()  # of torch's kernels, as torch names them; empty: unknown

@@ -24,9 +24,9 @@ from octavo_engine.settings.records import MAX_GRAPH_ROWS
 from octavo_engine.wire.errors import first_line
 
 _LOGGER = logging.getLogger(__name__)
-MOST_KEYS = 1 << 21  # of all rows: bounds the memory of attention's partial results
-_PROMPT_TOKENS = (*range(64, 513, 64), 1024, 2048)  # of graphs of steps with prompts
-_CHEAP_PADDING = 64  # tokens that hardly lengthen a step; more of them may be a quarter of it
+MOST_KEYS = 1 << 21  # sum over all rows: bounds the memory of attention's partial results
+_PROMPT_TOKENS = (*range(64, 513, 64), 1024, 2048)  # sizes of graphs for steps with prompts
+_CHEAP_PADDING = 64  # padding tokens that hardly lengthen a step; more may be a quarter of it
 _NONE = np.zeros(0, dtype=np.int64)
 _EMPTY = StepArrays(
     *(_NONE, _NONE, _NONE, _NONE),
@@ -50,7 +50,8 @@ class Bucket(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of each kind that one copy moves, in the order of `GraphedSteps._write`, before block tables."""
+        """Element counts of the arrays that one copy moves, in the order of `GraphedSteps._write`, before block
+        tables."""
         return [self.num_seqs + 1, self.num_seqs, *[self.num_tokens] * 4]
 
     def fits(self, arrays: StepArrays) -> bool:
@@ -62,7 +63,7 @@ class Bucket(NamedTuple):
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Return numbers of rows: powers of two up to 16, multiples of 16 or 32, and at the end `max_num_seqs`."""
+    """Return numbers of rows: powers of two up to 16, multiples of 16 or 32, and finally `max_num_seqs`."""
     most = min(max_num_seqs, MAX_GRAPH_ROWS)
     return [size for size in (1, 2, 4, 8, *range(16, 512, 16), *range(512, most, 32)) if size < most] + [most]
 
@@ -89,7 +90,7 @@ def step_buckets(sizes: Sequence[int], max_num_seqs: int, max_num_batched_tokens
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """`hidden`: what a replay overwrites. `input_ids`, `positions`, `attention`: the tensors that it reads."""
+    """`hidden`: the output of a replay. `input_ids`, `positions`, `attention`: its inputs."""
 
     replay: Callable[[], None]
     hidden: Tensor
@@ -167,7 +168,7 @@ class GraphedSteps:
         numbers = torch.zeros(sum(bucket.sizes) + arrays.block_tables.size, dtype=torch.int32)
         parts = numbers.split_with_sizes([*bucket.sizes, arrays.block_tables.size])
         starts, lengths, input_ids, positions, slots, seq_slots, tables = (part.numpy() for part in parts)
-        starts[:num_seqs] = arrays.query_start[:-1]  # each further sequence has one token, but the last has all others
+        starts[:num_seqs] = arrays.query_start[:-1]  # padding sequences have one token each; the last has the rest
         starts[num_seqs:] = np.arange(num_tokens, num_tokens + len(starts) - num_seqs).clip(max=bucket.num_tokens)
         starts[-1] = bucket.num_tokens
         lengths[:num_seqs] = arrays.seq_lens

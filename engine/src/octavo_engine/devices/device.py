@@ -64,7 +64,7 @@ class Device(Protocol):
     def default_dtype(self, model: ModelConfig) -> torch.dtype: ...
 
     def keeps(self, weight_format: WeightFormat, dtype: torch.dtype) -> bool:
-        """Return True if kernels of this device multiply weights in a format by activations of a type."""
+        """Return True if kernels of this device multiply weights in a format by activations of a dtype."""
         ...
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend: ...
@@ -74,7 +74,7 @@ class Device(Protocol):
         ...
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:
-        """Return the memory of each of `num_ranks` ranks, of the one that has the least."""
+        """Return the memory of the rank with the least, of `num_ranks` ranks."""
         ...
 
     def reserve_bytes(self, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:

@@ -1,7 +1,7 @@
 """`--dtype auto` on a CPU: bf16 or fp32, whichever this machine multiplies faster, measured with the model's shapes.
 
-The packed linears of one layer are timed at 1, 64 and 512 rows in both types (one decode stream, a busy decode step, a
-prefill chunk), and the type with the smaller geometric mean of the times is chosen; bf16 is preferred within 10 %, as
+The packed linears of one layer are timed at 1, 64 and 512 rows in both dtypes (one decode stream, a busy decode step, a
+prefill chunk), and the dtype with the smaller geometric mean of the times is chosen; bf16 is preferred within 10 %, as
 it halves the memory of weights and KV. An fp32 checkpoint is treated the same: `--dtype float32` keeps its precision.
 The result is cached in XDG_CACHE_HOME/octavo, keyed by CPU, torch, threads, shapes and availability of the kernels.
 """
@@ -25,7 +25,7 @@ from octavo_engine.settings.records import ModelConfig
 
 _LOGGER = logging.getLogger(__name__)
 ROWS = (1, 64, 512)
-_BUDGET_S = 0.08  # per type and number of rows
+_BUDGET_S = 0.08  # per dtype and number of rows
 _ADVANTAGE = 1.1  # the factor by which bf16 may be slower and still be chosen
 _MOST_WEIGHTS = 1 << 22  # most elements of a measured matrix: only part of a larger matrix is measured
 _BEYOND_CACHE_BYTES = 64 << 20
@@ -53,7 +53,7 @@ def choose_cpu_dtype(model: ModelConfig) -> torch.dtype:
 
 
 def faster_type(times: Times) -> str:
-    """Choose the type from `times[type][i]`, the seconds at `ROWS[i]`."""
+    """Choose the dtype from `times[dtype][i]`, the seconds at `ROWS[i]`."""
     small, large = (math.prod(times[name]) ** (1 / len(ROWS)) for name in ("bfloat16", "float32"))
     return "bfloat16" if small <= large * _ADVANTAGE else "float32"
 

@@ -1,4 +1,4 @@
-"""The memory of a machine, or of its container, how it is written, and how much of it stays with a process.
+"""The memory of a machine or its container, its text form, and how much freed memory a process keeps.
 
 Freed memory: by default, glibc maps and unmaps outputs of megabytes, so that each step writes to new pages: 29,000 page
 faults for a prompt of 1024 tokens of SmolLM2, 3 % of its time. The process keeps up to `KEPT_BYTES` of freed memory
@@ -23,7 +23,7 @@ ENGINES_PER_GPU_VARIABLE = "OCTAVO_ENGINES_PER_GPU"
 PROCESS_BYTES = 384 * MIB
 KEPT_BYTES = 256 * MIB
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-_MALLOC_OPTIONS = ((-3, 32 * MIB), (-1, KEPT_BYTES))  # M_MMAP_THRESHOLD, of which this is the most; M_TRIM_THRESHOLD
+_MALLOC_OPTIONS = ((-3, 32 * MIB), (-1, KEPT_BYTES))  # M_MMAP_THRESHOLD (its maximum), M_TRIM_THRESHOLD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

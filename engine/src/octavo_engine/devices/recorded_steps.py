@@ -16,7 +16,7 @@ from octavo_engine.ops.recording import Pool, Recording, record
 from octavo_engine.wire.plan import StepPlan
 
 _LOGGER = logging.getLogger(__name__)
-MAX_RECORDED_ROWS = 512  # of a step that is recorded; larger steps gain nothing
+MAX_RECORDED_ROWS = 512  # rows of a recorded step; larger steps gain nothing
 
 
 def may_replay(plan: StepPlan) -> bool:
@@ -82,7 +82,7 @@ class RecordedSteps:
         try:
             with record(self.pool, self._inputs) as recording:
                 hidden = self._forward(input_ids, positions, context)
-        except (MemoryError, OSError) as error:  # of `mmap`, which holds the calls
+        except (MemoryError, OSError) as error:  # raised by `mmap`, which holds the calls
             if recording.has_exchanged:  # other ranks take part in each operation once: the step cannot be repeated
                 raise
             self._give_up(f"{error}: free some memory or set --enforce-eager")

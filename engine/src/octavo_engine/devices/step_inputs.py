@@ -48,7 +48,7 @@ class PlacedStep:
     replay: Callable[[], Tensor] | None = None
 
 
-#: Moves a step to the tensors of a graph that computes it; returns None if there is none.
+#: Copies a step to the tensors of a graph that computes it; returns None if there is none.
 Place = Callable[[StepArrays], PlacedStep | None]
 
 
@@ -56,9 +56,9 @@ Place = Callable[[StepArrays], PlacedStep | None]
 class StepInputs:
     """The inputs of a forward pass, and the rows of each sequence.
 
-    `steps`: the plan's entries that compute tokens, in row order. The following have a value for each entry:
-    `first_row`; `num_rows`; `num_drafts`, how many of these rows, at their end, are drafts; `start`, the number of
-    tokens before that have KV. `replay`: see `PlacedStep`.
+    `steps`: the plan's entries that compute tokens, in row order. Arrays with a value per entry: `first_row`;
+    `num_rows`; `num_drafts`, how many of the last rows are drafts; `start`, the number of earlier tokens, which have
+    KV. `replay`: see `PlacedStep`.
     """
 
     input_ids: Tensor  # or rows of embeddings
@@ -130,14 +130,14 @@ class RunnableModel(Protocol):
 
 
 class StepGraphs(Protocol):
-    """Graphs are renewed with the model and with the memory of the KV cache, and follow changes of threads."""
+    """Graphs are made again when the model, the KV cache's memory or the number of threads changes."""
 
     def capture_all(self, backend: AttentionBackend, fill_in: FillIn) -> None:
         """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
         ...
 
     def place(self, arrays: StepArrays) -> PlacedStep | None:
-        """Move a step to the tensors of a graph that computes it; return None if the step needs tensors of its own."""
+        """Copy a step to the tensors of a graph that computes it; return None if the step needs its own tensors."""
         ...
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:

@@ -27,7 +27,7 @@ class NamedAdapter:
 class AdapterNames:
     """`by_name`: the adapters that requests may name. Changes of one name are made one after another.
 
-    The core counts the loads of each content, of which every name has one.
+    The core counts loads by content; each name is one load.
     """
 
     def __init__(self, core: CoreProcess, config: EngineConfig, ready: ReadyInfo) -> None:
@@ -36,7 +36,7 @@ class AdapterNames:
             for module in config.lora_modules
         }
         self._core = core
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while they are in use
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while in use
         self._coming: set[str] = set()  # names of running loads
 
     def hash_of(self, name: str) -> str:

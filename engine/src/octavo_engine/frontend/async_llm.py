@@ -218,9 +218,9 @@ class AsyncLLM:
         return self._core.cpu_s()
 
     def probe_core(self) -> int:
-        """Ask the core for an answer, unless it owes one; return how many it has given.
+        """Send the core a probe, unless one is unanswered; return how many it has answered.
 
-        While it gives memory back or restores it, which takes minutes and has a timeout of its own, each call counts.
+        While it frees or restores memory, which takes minutes and has its own timeout, each call counts as an answer.
         """
         self._num_answers += self._core.probe() or self._sleep_switch.is_switching
         return self._num_answers

@@ -92,8 +92,7 @@ class SequenceAssembly:
         return len(self.token_ids) >= self._num_read_tokens + num_due
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """Return the output so far, or only the part after the last delta; the log-probabilities of this part are then
-        released."""
+        """Return the output so far, or only the part after the last delta, whose log-probabilities are then freed."""
         logprobs = self.logprobs
         if delta and logprobs is not None:
             self.logprobs = []
@@ -119,7 +118,8 @@ class SequenceAssembly:
             self.cumulative_logprob += entry.logprobs[0]
 
     def _add_text(self, token_id: int, *, hidden: bool) -> bool:
-        """Append a token's text; return True if it ends a stop string, after the first `min_tokens` tokens only."""
+        """Append a token's text; return True if it completes a stop string, which only counts after `min_tokens`
+        tokens."""
         if hidden and not self._params.include_stop_str_in_output:
             return False
         text = self._detokenizer.push([token_id])
@@ -194,7 +194,7 @@ class RequestAssembly:
     def push(self, out: SeqOutput, now: float) -> bool:
         """Add a record; return True if the caller must abort this (request, index) in the engine core.
 
-        An exception ends the sequence with an error: the records of other requests come by the same way.
+        An exception ends only this sequence, with an error: other requests' records follow.
         """
         sequence = self.sequences[out.index]
         was_open = sequence.finish_reason is None

@@ -69,7 +69,7 @@ class RequestMetrics:
 class RequestOutput(msgspec.Struct, kw_only=True):
     """`error` and `error_kind`: the message and the cause, once a sequence has ended with finish_reason "error".
 
-    `embedding`: the vector of a request for one, as little-endian float32; its only sequence has no tokens.
+    `embedding`: an embedding request's vector, as little-endian float32; its only sequence has no tokens.
     """
 
     request_id: str

@@ -1,8 +1,8 @@
 """Builds an `EngineRequest` from a prompt and `SamplingParams`: tokenises, resolves defaults, rejects invalid requests.
 
-`resolve` does all work that no prompt decides, once for all prompts of a request. Every request that `build` returns
-can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM` and `AsyncLLM` share this module,
-which imports no torch and never changes the caller's `SamplingParams`.
+`resolve` does all work that does not depend on a prompt, once for all prompts of a request. Every request that `build`
+returns can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM` and `AsyncLLM` share this
+module, which imports no torch and never changes the caller's `SamplingParams`.
 """
 
 import random
@@ -73,7 +73,7 @@ class TokenizedPrompt:
 class ResolvedParams:
     """Sampling parameters that are valid for the model, and the grammar text of their structured output.
 
-    Prompts share the lists of one `params`, so nothing may change them. `pooling`: of a request for a vector.
+    Prompts share the lists of one `params`, so nothing may change them. `pooling`: for embedding requests only.
     """
 
     params: SamplingParams
@@ -262,7 +262,7 @@ class Frontend:
     def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
         """Check parameters and resolve their defaults, bad words and grammar. Raises InvalidRequest.
 
-        Takes long for bad words, long lists and a new grammar, so it belongs in a thread then.
+        With bad words, long lists or a new grammar it is slow: run it in a thread.
         """
         if self.model.pooling is not None:
             raise InvalidRequest(f"{self.config.model} is an embedding model and generates no text: use LLM.embed.")
@@ -288,7 +288,7 @@ class Frontend:
             temperature=0.0,
             max_tokens=None,
             detokenize=False,
-            skip_reading_prefix_cache=self.model.pooling.kind != "LAST",  # the others need the rows of all tokens
+            skip_reading_prefix_cache=self.model.pooling.kind != "LAST",  # other poolings need the rows of all tokens
         )
         return ResolvedParams(unused, None, pooling)
 

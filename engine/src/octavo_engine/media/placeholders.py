@@ -14,7 +14,7 @@ from octavo_engine.wire.errors import StartupError
 
 #: Most pixels of an image, by its header, and while it is scaled.
 MAX_PIXELS = 64_000_000
-#: Most times that the longer side of an image may be as long as the shorter one, for Qwen-VL, as in transformers.
+#: Largest ratio of an image's longer side to its shorter side, for Qwen-VL, as in transformers.
 MAX_RATIO = 200
 #: Limit of an image's edges in Pixtral and Mistral 3, without a setting.
 PIXTRAL_EDGE = 1024
@@ -27,13 +27,13 @@ class ImageTokens(Protocol):
     """A family's rule. `width`, `height`: of the upright image, in pixels."""
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Return how often the text holds the image token."""
+        """Return how many image tokens the text has."""
         ...
 
     def text(self, width: int, height: int) -> str: ...
 
     def scaled_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return the largest width and height that the image has while it is processed."""
+        """Return the image's largest width and height during processing."""
         ...
 
 
@@ -204,8 +204,8 @@ class TileCanvas:
         return columns * self.tile, rows * self.tile
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of the canvas. Of several canvases with one shape, it is the last of which the image
-        fills over half."""
+        """Return columns and rows of the canvas. Among canvases of equal shape, the last that the image fills over half
+        is used."""
         found, least = (1, 1), math.inf
         for columns, rows in self.canvases:
             distance = abs(width / height - columns / rows)

@@ -54,7 +54,7 @@ class ProcessedImages:
         self._workers, self._max_bytes, self._room_bytes = workers, max_bytes, max_bytes or UNCACHED_BYTES
         self._lock = threading.RLock()  # results come on threads of the workers
         self._images: OrderedDict[bytes, _Image] = OrderedDict()  # the least recently used first
-        #: By tenant, the one whose turn is next first, and by request, in order.
+        #: Tenant -> request -> images, in order; the tenant whose turn is next comes first.
         self._waiting: dict[str, dict[str, list[tuple[ImageInput, Future[object]]]]] = {}
         self._held: dict[str, list[_Image]] = {}  # by request
         self._queue: deque[_Image] = deque()  # of requests that have begun
@@ -64,7 +64,7 @@ class ProcessedImages:
         """Process images. Each future is done when `arrays` has the image, which it keeps until `release`."""
         futures = [Future[object]() for _ in images]
         with self._lock:
-            if request_id in self._held:  # perhaps with others the room that it would wait for
+            if request_id in self._held:  # it may hold the room that it would wait for
                 for image, future in zip(images, futures, strict=True):
                     self._hold(request_id, image, future)
             else:
@@ -74,7 +74,7 @@ class ProcessedImages:
         return futures
 
     def release(self, request_id: str) -> None:
-        """Hold the images of a request no longer, nor process them. It may hold none."""
+        """Release the images of a request, if it holds any, and stop processing them."""
         with self._lock:
             for tenant, requests in [*self._waiting.items()]:
                 if requests.pop(request_id, None) is not None and not requests:

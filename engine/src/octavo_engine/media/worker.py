@@ -184,7 +184,7 @@ class MediaWorker:
             raise InvalidRequest(f"decoding took longer than {self._timeout_s:g} s: send a smaller image.")
         self._child.kill()  # it may have sent another answer
         code = self._child.wait()
-        if code in (-signal.SIGKILL, 0):  # of the kernel, when memory lacks, or of an administrator
+        if code in (-signal.SIGKILL, 0):  # killed by the kernel for lack of memory, or by an administrator
             killed = "the process that decoded it was killed: send the request again."
             raise Unavailable(killed, retry_after_s=_RETRY_S)
         raise InvalidRequest(f"its decoder crashed (exit code {code}): send another image.")

@@ -55,7 +55,7 @@ class LLM(UnsupportedMethods):
     ) -> None:
         set_hub_token(hf_token)
         if arguments.get("max_step_ms") is None:
-            arguments["max_step_ms"] = 0.0  # by default throughput counts, not latency
+            arguments["max_step_ms"] = 0.0  # the default for scripts: throughput before latency
         self.config = resolve_config(model=model, **{"kv_stream": False, **arguments})
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")

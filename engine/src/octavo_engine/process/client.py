@@ -29,7 +29,7 @@ DEFAULT_LOADER = "octavo_engine.process.parallel_executor:load_executor"
 
 STOP_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 30.0
-DRAIN_TIMEOUT_S = 0.2  # messages of a process that has exited may still be in the sockets
+DRAIN_TIMEOUT_S = 0.2  # the sockets may still have messages of an ended process
 STDERR_FD = 2
 PROBE_ID = -1  # id of the call of `probe`
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -139,7 +139,7 @@ class CoreProcess:
         return await self._call(lambda call_id: messages.Call(call_id, name, [*tags]), timeout_s)
 
     async def load_adapter(self, location: str) -> str:
-        """Load an adapter, in any time, and return its hash. If the call is cancelled, the adapter is not loaded.
+        """Load an adapter, without a timeout, and return its hash. If the call is cancelled, the adapter is not loaded.
 
         Raises InvalidRequest, Unavailable and EngineDead.
         """
@@ -255,11 +255,11 @@ class CoreProcess:
 
 def _cpu_s(pid: str) -> float:
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / CLOCK_TICKS_PER_S  # of user and system
+    return sum(map(int, fields[11:13])) / CLOCK_TICKS_PER_S  # user and system time
 
 
 def _read(path: Path) -> str:
-    """Read a file of a process or thread; it is empty after the end of that. Raises OSError."""
+    """Read a file of a process or thread; it is empty after the process or thread has ended. Raises OSError."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -26,10 +26,10 @@ _HEARTBEAT_MS = 1000
 _HANDSHAKE_MS = 10_000
 _RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
 _LINGER_MS = 2000
-#: Of a message to the first host, which has reports only. It holds a stranger's, too, until the handshake has failed.
+#: Limit of a message to the first host. Until the handshake has failed, an unknown process's messages are kept, too.
 _MOST_BYTES = 1 << 20
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-#: Failures in a row, as one may come from a host that has ended during the handshake.
+#: Failures in a row: a single one may come from a host that ended during the handshake.
 MOST_FAILURES = 3
 _HANDSHAKE_FAILURES = (
     zmq.Event.HANDSHAKE_FAILED_AUTH,
@@ -64,7 +64,7 @@ def describe_address(host: str, port: int) -> str:
 
 
 class ControlConnection:
-    """A socket that belongs to a thread, which calls `receiver`. Any thread may send. Call `start`, at last `close`."""
+    """A socket of its own thread, which calls `receiver`. Any thread may send. Call `start`, and at the end `close`."""
 
     def __init__(self, secret: bytes, host: str, port: int, receiver: Receiver, *, listens: bool) -> None:
         """Listen on the address of this host, or connect to that of the first one. Raises StartupError."""
@@ -92,7 +92,7 @@ class ControlConnection:
             raise StartupError(_describe_failure(address, error)) from error
 
     def start(self) -> None:
-        """Begin to call the receiver, which must hold the connection by now."""
+        """Begin to call the receiver, which must already have this connection."""
         self._thread.start()
 
     def send(self, message: bytes, peer: bytes = b"") -> None:

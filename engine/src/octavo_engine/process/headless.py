@@ -1,7 +1,7 @@
 """`octavo serve --headless`: a host of a model other than the first one, without an API and an engine core.
 
-It starts its ranks as the first host says, passes messages and reports on, and ends when the first host has ended, or a
-connection is lost.
+It starts its ranks on the first host's command, forwards messages and reports, and ends when the first host has ended,
+or a connection is lost.
 """
 
 import logging
@@ -35,7 +35,7 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 _REMINDER_S = 10.0
 
-#: A message of the first host, an error that ends this host, or None if this host shall end.
+#: A message of the first host, an error that ends this host, or None: end this host.
 Event = messages.ToHost | StartupError | None
 
 
@@ -51,7 +51,7 @@ class HeadlessHost:
         self._adapters: dict[str, Path] = {}  # folders of those of the start, by name
         self._ranks: dict[int, RankProcess] = {}
         self._connection = ControlConnection(secret, config.master_addr, config.master_port, self, listens=False)
-        self._folder = make_folder()  # after what may fail, as only `run` removes it
+        self._folder = make_folder()  # last, as only `run` removes it
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connection.start()
 

@@ -47,7 +47,7 @@ def load_executor(config: EngineConfig) -> tuple[Executor, ReadyInfo]:
 
 
 class ParallelExecutor:
-    """`local`: runs rank 0's part of each plan, and has the adapters that all ranks have."""
+    """`local`: runs rank 0's part of each plan; all ranks have its adapters."""
 
     def __init__(self, local: LocalExecutor, ranks: RankProcesses) -> None:
         self._local, self._ranks = local, ranks
@@ -76,7 +76,8 @@ class ParallelExecutor:
         return self._local.prepare_adapter(location, advance)
 
     def add_adapter(self, prepared: ReadAdapter) -> None:
-        """Add an adapter on all ranks, or on none. Other ranks get what rank 0 has read, so no source can delay them.
+        """Add an adapter on all ranks, or on none. Other ranks get the files' contents from rank 0, so no source can
+        delay them.
 
         Raises EngineDead if a rank ends.
         """

@@ -40,7 +40,7 @@ def serve(executor: "LocalExecutor", inbox: "zmq.Socket[bytes]", report: Report)
             case messages.RunPlan(plan):
                 executor.submit(plan).result()
             case messages.Entry():
-                pass  # of a rank that connects later
+                pass  # an entry of a rank that connects later
             case messages.Leave():
                 raise GroupBroken("rank 0 has lost another rank.")
             case call:
@@ -82,7 +82,8 @@ def answer(executor: "LocalExecutor", call: messages.Call) -> messages.Answer:
 
 
 def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") -> None:
-    """Load the part of the model, then run plans and answer calls. The last report has the reason of the end."""
+    """Load this rank's part of the model, then run plans and answer calls. The last report has the reason for the
+    end."""
 
     def report(message: messages.FromRank) -> None:
         os.write(reports_fd, framed(messages.encode(message)))
@@ -108,7 +109,7 @@ def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") 
         report(messages.Left())
     except StartupError as error:
         report(Failed(str(error), error.code))
-    except EngineDead as error:  # of a step, which the runner has logged
+    except EngineDead as error:  # an error of a step, which the runner has logged
         report(Failed(str(error)))
     except Exception as error:
         _LOGGER.exception("rank %d failed", start.rank)

@@ -3,9 +3,9 @@
 The rank reads `RankStart` from its standard input, then messages from an ipc socket, as msgpack, which it handles in
 order: `LoadPart`, then plans, and calls between them; `Leave` is the last one. It reports on its standard output:
 `RankHello` once it can load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report.
-`Entry` goes both ways while ranks connect: after the `LoadPart` of each, and after the `RankReady` of a fast one.
+`Entry` goes both ways while ranks connect: after each rank's `LoadPart`, even after a fast rank's `RankReady`.
 
-Ranks on another host get and send the same messages, in `Pass` and `Reported`, over the connection of their host. A
+Ranks on other hosts get and send the same messages, wrapped in `Pass` and `Reported`, over their host's connection. A
 host sends `HostHello`. The first host answers with `HostRefused`, or sends these: `FindFiles`, which the host answers
 by `Found`; `StartRank` and `LoadRank` for each of its ranks; `Serving` once all ranks are ready; and `Goodbye` at the
 end, for which a host may ask by `Drain`.
@@ -43,9 +43,8 @@ class RankHello(msgspec.Struct, tag=True):
 
 
 class LoadPart(msgspec.Struct, tag=True, kw_only=True):
-    """A `RankPart` with its settings. `config`, `host`, `num_layers`: of `RankPlans`. `address`: on which its host
-    takes the connections of other ranks. `divides_threads`: the `num_threads` of its settings are those of all ranks of
-    its host."""
+    """A `RankPart` with its settings. `config`, `host`, `num_layers`: from `RankPlans`. `address`: where its host
+    accepts other ranks' connections. `divides_threads`: `num_threads` is the sum over all ranks of its host."""
 
     rank: int
     config: EngineConfig
@@ -113,8 +112,8 @@ FromRank = RankHello | Entry | RankReady | Answer | Failed | Left
 
 
 class HostHello(msgspec.Struct, tag=True):
-    """`address`: that of this host on its route to the first host. `settings`: the version, and the settings that must
-    be equal on all hosts."""
+    """`address`: this host's, on its route to the first host. `settings`: the version, and the settings that must be
+    equal on all hosts."""
 
     node_rank: int
     address: str
@@ -128,8 +127,8 @@ class HostRefused(msgspec.Struct, tag=True):
 
 
 class FindFiles(msgspec.Struct, tag=True):
-    """Find or download the model and the adapters of the start. `revision`: the one that the first host has found for
-    `model`; empty if there is none. `adapters`: by name, location and revision on the first host."""
+    """Find or download the model and the adapters of the start. `revision`: the first host's resolved revision of
+    `model`, or empty. `adapters`: by name, location and revision on the first host."""
 
     model: str
     revision: str

@@ -1,7 +1,7 @@
 """The processes of the ranks other than rank 0: starts them, sends them messages, and finds the cause of a fault.
 
 A fault is known at once: a rank reports its error, or its process ends, also while rank 0 loads or waits for requests.
-Only a rank that stands still is detected later, by a collective operation that fails after its timeout.
+Only a stuck rank is detected later, by a collective operation that fails after its timeout.
 """
 
 import logging
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from octavo_engine.sources.model_files import ModelFiles
     from octavo_engine.wire.plan import StepPlan
 
-#: Time in which ranks that do not stand still leave, once a collective operation has failed.
+#: Time in which ranks that are not stuck leave, once a collective operation has failed.
 _CAUSE_TIMEOUT_S = 1.0
-#: Time in which the ranks connect, of which all have imported their packages.
+#: Time in which the ranks connect, once all have imported their packages.
 _MEETING_TIMEOUT = timedelta(minutes=1)
 Message = TypeVar("Message", messages.RankHello, messages.RankReady, messages.Answer)
 
@@ -168,7 +168,7 @@ class RankProcesses:
             each.send(data)
 
     def collect_answers(self, *, has_limit: bool = False) -> list[StartupError]:
-        """Wait for the answer of each rank to a call; return the errors. Raises EngineDead if a rank has ended.
+        """Wait for each rank's answer to a call; return the errors. Raises EngineDead if a rank has ended.
 
         `has_limit`: a rank that does not answer within the timeout of collective operations is an error, too.
         """
@@ -185,8 +185,8 @@ class RankProcesses:
     def find_cause(self, error: GroupBroken) -> EngineDead:
         """Return the cause of a failed collective operation, within a second: the rank that has failed, or is late.
 
-        Ranks that do not stand still leave at once: those in an operation when this rank closes its connections, and
-        those that wait for a plan when they get `Leave`. Ranks that are late are killed.
+        Ranks that are not stuck leave at once: ranks in an operation when this rank closes its connections, and ranks
+        that wait for a plan when they get `Leave`. Late ranks are killed.
         """
         assert self._group is not None
         assert self._stages is not None
@@ -209,8 +209,8 @@ class RankProcesses:
         return EngineDead(self._describe_late(self._running))
 
     def stop(self, reason: str | None = None) -> None:
-        """End all processes. A second call does nothing. `reason`: the error that ends the engine, unless it is that of
-        a rank."""
+        """End all processes. A second call does nothing. `reason`: the error that ends the engine, unless a rank caused
+        it."""
         self._is_stopping = True
         self._has_started_all.set()
         self._abort()

@@ -28,9 +28,9 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 SECRET_VARIABLE = "OCTAVO_GROUP_SECRET"
 _LEAST_SECRET_CHARS = 32
-#: Time between two log lines about hosts that are waited for.
+#: Time between two log lines about missing hosts.
 _REMINDER_S = 10.0
-#: Settings that all hosts must have alike, as each of them decides something by them.
+#: Settings that must be equal on all hosts, as each host makes decisions by them.
 _COMMON = (
     *("nnodes", "tensor_parallel_size", "pipeline_parallel_size", "dtype", "quantization", "load_format"),
     *("model_impl", "device", "hf_overrides", "block_size", "kv_cache_dtype", "max_model_len", "enable_lora"),
@@ -75,13 +75,13 @@ def _resolve(name: str, port: int) -> Any:
 
 
 def common_settings(config: EngineConfig) -> dict[str, Any]:
-    """Return the version and the settings, by their names in messages, that all hosts must have alike."""
+    """Return the version and the settings that must be equal on all hosts, by their names in messages."""
     flags = {f"--{name.replace('_', '-')}": getattr(config, name) for name in _COMMON}
     return {"the version of Octavo": version("octavo-engine"), **flags}
 
 
 def named_fingerprints(config: EngineConfig, files: ModelFiles, adapters: Mapping[str, Path]) -> dict[str, str]:
-    """Return the fingerprints of weights and adapters, by their names in messages, that all hosts must have alike."""
+    """Return the fingerprints of weights and adapters, which must be equal on all hosts, by their names in messages."""
     of_adapters = {f"adapter {name}": adapter_fingerprint(folder) for name, folder in adapters.items()}
     return {"weights": weights_fingerprint(files, config.quantization), **of_adapters}
 
@@ -139,7 +139,7 @@ class RemoteHosts:
     def check_files(self, files: ModelFiles, adapters: Mapping[str, Path]) -> None:
         """Let all hosts find model and adapters. Raises StartupError if their content differs, or if a host fails.
 
-        `adapters`: folders of those of the start on this host, by name.
+        `adapters`: folders on this host of the start's adapters, by name.
         """
         own = named_fingerprints(self._config, files, adapters)
         locations = {each.name: each.path for each in self._config.lora_modules}

@@ -20,8 +20,8 @@ Ints = npt.NDArray[np.int64]
 def rows_to_choose(
     sampling: list[SeqStep], last_row: Mapping[SeqId, int], held: Mapping[SeqId, SeqState]
 ) -> tuple[SampleRows, Ints]:
-    """Return the rows of these steps, in order, and the hidden row of each. `last_row`: of each sequence, without its
-    drafts. `held`: all sequences."""
+    """Return the rows of these steps, in order, and the hidden row of each. `last_row`: each sequence's last row before
+    its drafts. `held`: all sequences."""
     first = [last_row[s.seq_id if s.logits_from is None else s.logits_from] for s in sampling]
     start = [s.start + s.num_tokens for s in sampling]
     counts = np.array([1 + len(s.draft_token_ids) for s in sampling], dtype=np.int64)
@@ -37,10 +37,10 @@ def rows_to_choose(
 
 
 def accept_drafts(sampling: list[SeqStep], rows: list[SeqResult]) -> dict[SeqId, SeqResult]:
-    """Join the results of each step's rows: tokens up to and with the first that differs from its draft.
+    """Join the results of each step's rows: tokens up to and including the first that differs from its draft.
 
-    Rows after that one do not count, and neither do their errors. An error in a later row that counts ends the tokens
-    before it: it returns in the next step, whose first row is the same.
+    Rows after that one do not count, and neither do their errors. An error in a row after the first cuts the tokens
+    there; it recurs in the next step, whose first row is that row.
     """
     results, following = dict[SeqId, SeqResult](), iter(rows)
     for step in sampling:

@@ -28,7 +28,8 @@ _DOMAIN = np.uint64(0x6F637461766F0000 | DRAW_VERSION)  # "octavo"
 
 
 def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams, copy: Copy = keep) -> Int[Tensor, " rows"]:
-    """Return a token per row, -1 for a row with NaN or without a finite maximum. `copy`: of parameters to the device.
+    """Return a token per row, -1 for a row with NaN or without a finite maximum. `copy`: copies parameters to the
+    device.
 
     A GPU's kernel is started without waiting for the device.
     """
@@ -100,7 +101,7 @@ def _scaled(logits: Tensor, best: Float[Tensor, " rows"], params: DrawParams) ->
 
 
 def _cut(logits: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
-    """Return the least logit that top-k and top-p keep. Only rows that reach further than 64 logits are sorted."""
+    """Return the least logit that top-k and top-p keep. Only rows that keep more than 64 logits are sorted."""
     rows, vocab = logits.shape
     params = params.copy()
     params["top_k"][params["top_k"] >= vocab] = 0
@@ -136,7 +137,7 @@ def _top_p_cut(
 
 
 def _total(logits: Tensor, best: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
-    """Return the mass of the tokens that min-p keeps; 0 for rows with top-k, whose mass is that of the top k."""
+    """Return the mass of tokens that min-p keeps; 0 for rows with top-k, which count the top k's mass instead."""
     total = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
     some = np.flatnonzero(params["top_k"] == 0)
     if len(some):
@@ -170,7 +171,7 @@ def _signed(bits: int) -> int:
 
 
 def seed_keys(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the part of the keys that depends on the seed alone."""
+    """Return the part of each key that depends only on the seed."""
     return _mix(seeds ^ _DOMAIN)
 
 

@@ -45,7 +45,7 @@ class GrammarRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """`row`: of the mask after `output`; the masks after each of the drafts follow it."""
+    """`row`: the mask after `output`; the next rows are the masks after each draft."""
 
     row: int
     state: AnyGrammarState
@@ -61,7 +61,7 @@ class _Place:
 class _Masks:
     """The masks of some sequences. The library computes the bits; `finish` adds the states' stop ids.
 
-    The result of `done` are the messages of sequences with drafts that failed.
+    `done`: messages of failed sequences with drafts.
     """
 
     words: Words
@@ -160,7 +160,7 @@ class GrammarMasks:
     def rows(self, seq_ids: list[SeqId], num_drafts: npt.NDArray[np.int64]) -> GrammarRows | None:
         """Return the masks for logits with a row for each sequence, or None; blocks until they are computed.
 
-        `num_drafts`: of each row, how many drafts of its sequence precede it.
+        `num_drafts[i]`: drafts of its sequence before row i.
         """
         if not self._step:
             return None

@@ -23,7 +23,7 @@ from octavo_engine.wire.sampling import SamplingParams
 
 Ints = npt.NDArray[np.int64]
 _NEVER = float("-inf")
-_UNKNOWN, _NO_TOKEN = -1, -2  # in place of the token that an entry counts
+_UNKNOWN, _NO_TOKEN = -1, -2  # stand for the token that an entry counts
 _MOST_COUNTED = 32767
 
 
@@ -104,8 +104,8 @@ def _penalised(x: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, 
 class PenaltyCounts:
     """Counts of the tokens of all slots, for steps that start before the host knows the newest tokens.
 
-    [slots, vocab] int16 on the device, allocated at first use: 0 is a token that a sequence does not have, -1 one of
-    its prompt alone, and others are numbers in the output, of at most 32767. `newest`: the newest token of each slot.
+    [slots, vocab] int16 on the device, allocated at first use: 0 is a token that a sequence does not have, -1 a token
+    of its prompt only; other values are counts in the output, up to 32767. `newest`: the newest token of each slot.
     """
 
     def __init__(self, newest: Int[Tensor, " slots"], vocab_size: int, copy: Copy) -> None:
@@ -113,13 +113,13 @@ class PenaltyCounts:
         self._counts: Tensor | None = None
 
     def release(self) -> None:
-        """Free the counts of all sequences, which must have ended: those of later ones are counted from the start."""
+        """Free all counts. All sequences must have ended; later sequences are counted from the start."""
         self._counts = None
 
     def entry(self, row: int, slot: int, seq: TokenCounts, token_ids: npt.NDArray[np.int32], length: int) -> Ints:
         """Return the numbers that penalise a row after `token_ids[:length]`, whose last token may be unknown.
 
-        They are the row, the slot, the token that is counted before, and the bits of the penalties in fp32.
+        They are the row, the slot, the token to count first, and the bits of the penalties in fp32.
         """
         token = _NO_TOKEN
         if 0 < seq.num_on_device == length - 1:
@@ -168,7 +168,8 @@ class PenaltyCounts:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """The largest number of reasoning tokens. `start_id`: None if reasoning is open from the first token on."""
+    """The largest number of reasoning tokens. `start_id`: begins reasoning; None if it is open from the first token
+    on."""
 
     num_tokens: int
     start_id: int | None
@@ -184,8 +185,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """`bad_words` maps a number of tokens, those of a word before its last one, to a map from these tokens (as bytes of
-    int32) to the last tokens.
+    """`bad_words`: number of a word's tokens before its last -> these tokens (as bytes of int32) -> last tokens.
 
     A last token is banned if the output ends with the tokens before it, so a step costs a look-up for each length. The
     tensors are on the device, and no edit waits for the device.
@@ -249,7 +249,7 @@ class TokenMasks:
 
 
 def _after_last(output: npt.NDArray[np.int32], token_id: int) -> int | None:
-    """Return the position after the last such token; None if there is none."""
+    """Return the position after the last `token_id`; None if there is none."""
     places = np.flatnonzero(output == token_id)
     return int(places[-1]) + 1 if len(places) else None
 

@@ -26,8 +26,8 @@ from octavo_engine.settings.records import LogprobsMode
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
-NO_TOKEN = -1  # of a row without a finite logit
-_BROKEN = -2  # of a row whose logits were not finite before its edits, which may hide it
+NO_TOKEN = -1  # a row without a finite logit
+_BROKEN = -2  # a row whose logits were not finite before edits, which may hide that
 NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
 NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
 NO_TOKEN_IN_GRAMMAR = ErrorInfo(
@@ -105,7 +105,7 @@ class ChosenTokens:
 
 class Sampler:
     """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device. `counts`: of
-    penalised tokens, where steps start before the host knows the newest ones.
+    penalised tokens, if steps start before the host knows the newest.
 
     The host waits for the device only if a row wants processed log-probabilities, or those of tokens that it names.
     """

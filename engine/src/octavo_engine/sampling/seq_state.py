@@ -25,7 +25,7 @@ class SeqState:
     """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence.
 
     `positions`: of the tokens up to the last image with a grid, [3, tokens]. A later token is at its place + `offset`.
-    `num_embedded`: how many tokens the steps so far cover, whose images all had rows.
+    `num_embedded`: leading tokens computed so far, all of whose images had rows.
     """
 
     seq_id: SeqId
@@ -89,7 +89,7 @@ def grid_positions(images: Sequence[ImageSpan]) -> tuple[npt.NDArray[np.int32] |
 
 @contextmanager
 def isolated(errors: dict[int, ErrorInfo], *keys: int) -> Iterator[None]:
-    """Record an exception of the work for these sequences in `errors`, so that it ends no other one of the step."""
+    """Record an exception in the block in `errors` of these sequences, so that the step's other sequences continue."""
     try:
         yield
     except EngineDead:

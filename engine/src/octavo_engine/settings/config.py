@@ -339,7 +339,7 @@ def ranks_per_host(config: EngineConfig) -> int:
 
 
 def describe_ranks(config: EngineConfig) -> str:
-    """Return the settings that make several ranks, for messages."""
+    """Return, for messages, the settings that cause several ranks."""
     sizes = {"tensor": config.tensor_parallel_size, "pipeline": config.pipeline_parallel_size}
     return " times ".join(f"--{kind}-parallel-size {size}" for kind, size in sizes.items() if size > 1)
 
@@ -360,13 +360,13 @@ def adapters_in_memory(config: EngineConfig) -> int:
 
 
 def most_seqs(config: EngineConfig) -> int:
-    """Return `max_num_seqs`. Before a start has set it by the memory of the device, return the default without a large
-    GPU."""
+    """Return `max_num_seqs`. Before a start has resolved it by the device's memory, return the default for small GPUs
+    and CPUs."""
     return config.max_num_seqs or SMALLER_DEFAULT_SEQS
 
 
 def steps_ahead(config: EngineConfig, device: str) -> int:
-    """Return how many steps are planned before the tokens of the one in progress are known; 0 with drafts or ranks."""
+    """Return how many steps are planned before the tokens of the step in progress are known; 0 with drafts or ranks."""
     chosen = device == "cuda" if config.async_scheduling is None else config.async_scheduling
     return int(chosen and config.speculative_config is None and num_ranks(config) == 1)
 

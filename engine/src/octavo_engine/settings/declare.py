@@ -33,15 +33,15 @@ class Setting:
     without None.
 
     `text`: a noun phrase with unit, to which the help adds the default.
-    `unset`: the default in words, where the value does not say it.
+    `unset`: the default in words, if its value does not explain itself.
     `group`: title of its part of the help, up to the next setting with one; a description may follow ": ".
     `flags`: further flags, such as "-q". `repeats`: the flag may be given several times. `nargs`: of a list's flag.
     `ge`, `le`: least and largest value.
     `parse`: makes the value from text; without it, the type of the field decides.
     `aliases`: other words for values, or for the fields of a JSON object.
-    `convert`: makes the field's value from that of a flag, a file or a script; it returns a field's value unchanged.
+    `convert`: makes the field's value from a flag's, a file's or a script's; a field's value stays unchanged.
     `metavar`: word for the value in the help; "": the type of the field decides; None: the flag's name.
-    `env`: variables that count if the flag is not given: the first one that is set, or of a list all.
+    `env`: variables that replace a missing flag: the first that is set; for a list, all of them.
     `secret`: the value is hidden. An empty one is refused: a variable that a script forgot to set would give everyone
     access.
     """
@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def is_list(self) -> bool:
-        """True if several texts follow the flag, each of which is a value."""
+        """True if the flag takes several texts, each a value."""
         return get_origin(self.kind) is tuple and self.parse is None
 
     @property
@@ -81,7 +81,7 @@ class Setting:
 
     @property
     def value_type(self) -> Any:
-        """The type of one value: of an entry of a list, of a word."""
+        """The type of a single value, such as an entry of a list."""
         if self.choices:
             return type(self.choices[0])
         return get_args(self.kind)[0] if self.is_list else self.kind
@@ -109,7 +109,7 @@ class Setting:
         return f"at most {self.le}" if self.ge == -inf else f"between {self.ge} and {self.le}"
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value, or each one of a list, is one of `bounds`; None always is."""
+        """Return whether a value, or each value of a list, is within `bounds`; None always is."""
         if isinstance(value, tuple):
             return all(map(self.allows, value))
         if self.choices:

@@ -17,12 +17,12 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Runner = Literal["auto", "generate", "pooling"]
-PoolingType = Literal["LAST", "CLS", "MEAN"]  # of the hidden rows of a prompt: the last, the first, their mean
+PoolingType = Literal["LAST", "CLS", "MEAN"]  # the vector is a prompt's last hidden row, its first one, or the mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPooling:
-    """An embedding model's way from the hidden rows of a text to its vector.
+    """Rule by which an embedding model makes a vector from hidden rows.
 
     `matryoshka_dimensions`: the lengths to which a vector may be cut; empty: any, if `is_matryoshka`.
     """
@@ -61,7 +61,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    dtype: str  # of the checkpoint: "float32" | "float16" | "bfloat16"
+    dtype: str  # the checkpoint's: "float32" | "float16" | "bfloat16"
     hf: dict[str, Any]
     generation: dict[str, Any] = field(default_factory=dict)  # generation_config.json
     eos_token_ids: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    max_step_ms: float = 0.0  # of a step with prompt tokens beside other requests; 0: no limit
+    max_step_ms: float = 0.0  # limit of a step with prompt tokens beside other requests; 0: none
     watermark: float = 0.0
     max_loras: int = 0  # different adapters in a step; 0: no limit
     preemption_mode: PreemptionMode = "auto"
@@ -131,7 +131,7 @@ class SpeculativeConfig:
     revision: str | None = None
 
 
-MAX_GRAPH_ROWS = 1024  # of a decode step that runs as a CUDA graph
+MAX_GRAPH_ROWS = 1024  # rows of a decode step that runs as a CUDA graph
 MAX_GRAMMAR_BYTES = 1 << 18  # of a schema, regex or grammar; its compiler's stack grows with it
 MAX_LOGITS = 16 << 20  # fp32 values held at a time on a CPU
 MAX_GPU_LOGITS = 64 << 20  # the same on a GPU, which reads the model's head again for each part of a step
@@ -151,7 +151,7 @@ class LoRAModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerConfig(Declared):
-    """Value of `--pooler-config`. None: as the model has it."""
+    """Value of `--pooler-config`. None: as the model's files say."""
 
     pooling_type: PoolingType | None = setting(
         None, "Hidden rows of a prompt that make its vector.", convert=lambda kind: kind and kind.upper()
@@ -165,7 +165,7 @@ class ReadyInfo:
 
     `startup_s`: seconds of its start by phase: Python packages (`import`), kernels (`compile`), the model (`weights`).
     `adapters`: content hashes of `lora_modules`, by name. `adapter_folders`: their folders on this machine.
-    `max_num_seqs`: the user's, or the default of the device.
+    `max_num_seqs`: the user's, or the device's default.
     """
 
     max_model_len: int

@@ -194,7 +194,7 @@ _BACKEND = VllmArgument(
     note="there is one grammar library, and outputs follow the same grammars",
 )
 _OFF = VllmArgument(fulfilled=(False,), **_GRAMMAR)
-#: A setting of `EngineConfig` under another name.
+#: vLLM's other name for a setting of `EngineConfig`.
 _EITHER = VllmArgument(fulfilled=(False, True), missing="it is true or false.")
 
 ENGINE_ARGUMENTS: dict[str, VllmArgument] = {

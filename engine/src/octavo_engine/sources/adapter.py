@@ -43,8 +43,8 @@ _UNSUPPORTED = {
     "arrow_config": "a choice between adapters",
     "monteclora_config": "distributions of weights",
 }
-#: Limits of what the author of an adapter decides: all is read beside running requests.
-MAX_FILE_BYTES = 4 * 2**20  # of the settings, and of the header of the tensors
+#: Limits of sizes that an adapter's author decides: adapters are read beside running requests.
+MAX_FILE_BYTES = 4 * 2**20  # the settings, and the tensors' header
 MAX_MODULE_CHARS, MAX_PATTERN_CHARS = 128, 256
 MAX_WORK = 2**21  # ways to match a pattern at one place of a name
 MAX_MATCHING_S = 2  # CPU time
@@ -172,7 +172,7 @@ def _module(
 
 
 def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, patterns: "_Patterns", module: str) -> float:
-    """Return the value of a module: of the first pattern that the end of its name matches, as in peft."""
+    """Return a module's value: that of the first pattern that matches the end of its name, as in peft."""
     value = patterns.value_of(module)
     value = settings.get(key) if value is None else value
     least = 1 if key == "r" else -MAX_VALUE
@@ -182,8 +182,8 @@ def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, patterns
 
 
 class _Patterns:
-    """The values of `rank_pattern` or `alpha_pattern`. A pattern runs within Python's `re`, which stops all threads of
-    the engine, so only patterns are accepted that end soon on every name."""
+    """The values of `rank_pattern` or `alpha_pattern`. While Python's `re` runs a pattern, all threads of the engine
+    stop, so only patterns that end soon on every name are accepted."""
 
     def __init__(self, files: AdapterFiles, settings: Mapping[str, Any], key: str) -> None:
         self._files, self._key = files, key
@@ -222,7 +222,7 @@ class _Patterns:
 
 
 def _work_of(pattern: str) -> float:
-    """Return a bound of the ways to match a pattern at one place of a module's name."""
+    """Return an upper bound of the ways to match a pattern at one place of a module's name."""
     parts = _ATOM.sub(lambda atom: "(" if atom[0] == "(?:" else "a", pattern)
     if _COSTLY_GROUP.search(parts):
         return math.inf

@@ -37,7 +37,7 @@ MARKER, STAGING, LOCK = ".octavo-fetched.json", ".octavo-partial", ".octavo-fetc
 _ALLOWED_NAMES = ("lost+found",)
 LAST = "config.json"
 LOCK_PERIOD_S = 0.2
-#: Schemes of sources whose versions say more than the times of local files.
+#: Schemes of sources with versions; local files have only modification times.
 _REMOTE = ("hf", "ms", "s3", "gs", "az", "azure")
 
 

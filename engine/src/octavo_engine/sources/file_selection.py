@@ -17,7 +17,7 @@ _WEIGHTS = {"safetensors": ("*.safetensors",), "pt": ("pytorch_model*.bin",)}
 _IGNORED = ("*/*", "consolidated*", "adapter*", "training_args*", "optimizer*", ".*")
 #: Files in folders: settings of sentence-transformers, named chat templates.
 _IN_FOLDERS = re.compile(r"(\d_Pooling/config\.json|additional_chat_templates/[^/]+\.jinja)$")
-#: In place of a load format: the two files of an adapter.
+#: Value in place of a load format: select an adapter's two files.
 ADAPTER = "adapter"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _SHARD = re.compile(r"-\d{5}-of-(?=\d{5}\.\w+$)")

@@ -29,7 +29,7 @@ _MODES = {
 }
 _SUPPORTED = get_args(PoolingType)
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
-#: Keys of `config.json` with which a decoder attends to later tokens, and the value that means it.
+#: Keys of `config.json`, and their values with which a decoder attends to later tokens.
 _BIDIRECTIONAL = {"is_causal": False, "use_bidirectional_attention": True}
 
 
@@ -60,7 +60,7 @@ def load_served_model(config: EngineConfig, files: ModelFiles) -> ModelConfig:
 
 
 def is_pooling(config: EngineConfig, files: ModelFiles, architecture: str) -> bool:
-    """Return True if the model answers with vectors: as set, or by default a model that has no head or a pooling."""
+    """Return True if the model returns vectors: as set, or by default if it has no head, or has a pooling."""
     if config.runner != "auto":
         return config.runner == "pooling"
     has_head = not architecture.endswith("Model") or architecture.endswith("LMHeadModel")

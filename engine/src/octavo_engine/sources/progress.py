@@ -2,7 +2,7 @@
 s.
 
 Progress is measured by the size of the files in the folder, so it works with every client library. A read whose source
-gives no byte for `STALL_S` is over; its thread may hang in the source.
+sends no byte for `STALL_S` has failed; its thread may still hang.
 """
 
 import logging
@@ -31,11 +31,11 @@ _KIB = 1024.0
 
 
 class LoadEnded(Exception):
-    """The load of the bytes that are read has ended: a function `Advance` raises it on the thread that reads."""
+    """The load that the bytes are read for has ended: an `Advance` raises it on the thread that reads."""
 
 
 def ignore_progress(num_bytes: int) -> None:
-    """Do nothing: an `Advance` of reads that no load waits for."""
+    """Do nothing: the `Advance` of reads without a deadline."""
 
 
 class TimedRead:

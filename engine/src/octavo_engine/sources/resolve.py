@@ -26,7 +26,7 @@ from octavo_engine.sources.quantised_config import read_quantisation
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
-#: Keys of RoPE that transformers 4 has beside each other, and transformers 5 in `rope_parameters`.
+#: Keys of RoPE that transformers 4 has at the top level, and transformers 5 in `rope_parameters`.
 _OLDER_ROPE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_scaling"}
 _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt"}
 
@@ -66,7 +66,7 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def _with_older_rope(rope: Any, overridden: list[str]) -> dict[str, Any]:
-    """Spell `rope_parameters`, which have priority, as `overridden` keys are spelled: as transformers 4 does."""
+    """Spell `rope_parameters`, which have priority, with transformers 4's keys, like the `overridden` keys."""
     if not isinstance(rope, dict):
         return {}
     if any(isinstance(value, dict) for value in rope.values()):

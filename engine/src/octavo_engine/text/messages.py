@@ -2,8 +2,8 @@
 
 Clients send content as a string, a list of parts or null; most templates concatenate it with strings, others read the
 parts. A part that is not text raises an error that names it, since a model that cannot see an image would answer as if
-there were none. For a model that sees, `take_images` first puts IMAGE in the place of each image, so that no data of
-images reach a template. The input is never changed.
+there were none. For a vision model, `take_images` first replaces each image by IMAGE, so that no image data reach a
+template. The input is never changed.
 """
 
 import json

@@ -29,7 +29,7 @@ _MAX_INT_BITS = 4096
 _PIECE_BYTES = 64  # of a short string or an entry of a list
 _ENTRY_BYTES = 160  # of a container in `Meter._weights`
 _ENTRY_WEIGHT = 256  # characters that are read as fast as one more object
-_WEIGHT_PER_BYTE = 64  # weight of a container that counts as a byte, as one operation on it may read all that it holds
+_WEIGHT_PER_BYTE = 64  # container weight per charged byte: one operation may read all of it
 _WEIGHT_PER_SORTED_BYTE = 4
 _MAX_REVERSE_SEARCH = 1 << 28  # text length times needle length: Python searches backwards in quadratic time
 _ITEMS_PER_STEP = 4096  # of a value in memory; the items of a range are made one by one
@@ -93,7 +93,7 @@ class Meter:
         return value
 
     def weight(self, value: Any) -> int:
-        """Return how much an operation may read that visits all nested items of a value, shared ones each time.
+        """Return the work of visiting all nested items of a value, counting shared items each time.
 
         Each container is charged once.
         """
@@ -213,7 +213,7 @@ def _meter(context: Context) -> Meter:
 
 
 class _MeteredItems:
-    """An iterable of which each item takes a step, with the length of the original."""
+    """An iterable with the original's length; each item takes a step."""
 
     def __init__(self, items: Any, meter: Meter) -> None:
         self._items = items
@@ -334,7 +334,7 @@ def _each_metered(items: Iterator[Any], meter: Meter) -> Iterator[Any]:
 
 
 def _take_attributes(meter: Meter, value: Any, args: tuple[Any, ...]) -> None:
-    """Take a step for each item of a value whose attribute is looked up. Items of an iterator take theirs later."""
+    """Charge a step for each item whose attribute is looked up; an iterator's items are charged later."""
     names = [arg for arg in args if isinstance(arg, str)]
     if any(name.count(".") >= _MAX_ATTRIBUTE_PARTS for name in names):
         raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_PARTS} parts")
@@ -343,7 +343,7 @@ def _take_attributes(meter: Meter, value: Any, args: tuple[Any, ...]) -> None:
 
 
 def _operator_growth(operator: str, left: Any, right: Any, meter: Meter) -> int:
-    """Bytes of the result of an operator, where they can be much more than those of its operands."""
+    """Bytes of an operator's result, if it can be much larger than its operands."""
     if operator == "%":
         return _growth("format", left, (right,), meter) if isinstance(left, (str, bytes)) else 0
     if isinstance(left, int) and isinstance(right, int):
@@ -363,7 +363,7 @@ def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> int:
-    """Bytes of the result of a filter or method, where they can be much more than those of its arguments."""
+    """Bytes of a filter's or method's result, if it can be much larger than its arguments."""
     if name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "to_bytes", "round"):
         return sum(map(_int_size, args))
     if name == "from_bytes" or (name == "sum" and any(isinstance(arg, _CONTAINERS) for arg in args)):

@@ -4,8 +4,8 @@ Definition and test vectors: `docs/reference/block-hash.md`. A block's hash cove
 weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. It covers content only:
 no path, revision, counter or process seed, so that independent replicas compute equal hashes.
 
-The unobvious part: the root has a base part that a replica publishes once, and a scope part (adapter, salt) that is
-added per request; with an empty scope the root is the base itself.
+Not obvious: the root has a base part that a replica publishes once, and a scope part (adapter, salt) that is added per
+request; with an empty scope the root is the base itself.
 """
 
 import functools

@@ -6,7 +6,7 @@ The order of work within one step, on which the scheduler relies: `swap_out`, `s
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
 [start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them, or takes the
 vector of a sequence with `pooling` from its last hidden row. Drafts follow
-the last of them: the step computes them, too, and draws tokens up to and with the first that differs from its draft.
+these tokens: the step computes them, too, and draws tokens up to and including the first that differs from its draft.
 With a draft model they are placeholders, which the runner replaces by drafts.
 """
 
@@ -77,7 +77,7 @@ class StepPlan:
     swap_in: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # host -> device
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)  # device -> device, copy-on-write
     dropped_images: list[bytes] = field(default_factory=list)  # digests of images whose rows are dropped
-    encode: list[tuple[SeqId, int]] = field(default_factory=list)  # images of sequences of the step, by their number
+    encode: list[tuple[SeqId, int]] = field(default_factory=list)  # (sequence, index of its image)
 
     @property
     def num_tokens(self) -> int:
@@ -111,7 +111,8 @@ class StepCosts:
     """Costs that the runner measures; inputs of `Scheduler.step`, so that its decisions can be replayed.
 
     Zero means not yet measured. A step takes `step_s`, plus `chunk_s` of each of its sequences. With a draft model,
-    these times are of both models, which compute every prompt; `draft_token_s` and `draft_step_s` are its part of them.
+    these times are sums over both models, which compute every prompt; `draft_token_s` and `draft_step_s` are the draft
+    model's part.
     """
 
     prefill_token_s: float = 0.0  # seconds to compute one token, without its attention to earlier tokens
@@ -145,5 +146,5 @@ class StepResult:
     seqs: list[SeqResult] = field(default_factory=list)
     costs: StepCosts = field(default_factory=StepCosts)
     encode_s: float = 0.0  # seconds of encoding images since the result before
-    stage_bytes: tuple[int, int] = (0, 0)  # sent to the next stage, and received from the last, as `encode_s`
+    stage_bytes: tuple[int, int] = (0, 0)  # sent to the next stage, received from the last; since the result before
     error: str | None = None  # the whole step failed: every sequence in it ends with "error"

@@ -135,9 +135,8 @@ class SeqOutput:
 
 @dataclass(slots=True, kw_only=True)
 class TenantUsage:
-    """Changes of a tenant's figures since the previous message that ended a step. `running`: change of the number of
-    running sequences.
-    """
+    """Changes of a tenant's figures since the last message that ended a step. `running`: change in running
+    sequences."""
 
     running: int = 0
     prompt_tokens: int = 0
@@ -183,8 +182,8 @@ class EngineStats:
     step_s: float = 0.0  # duration of the latest step
     encoded_images: int = 0
     encode_s: float = 0.0  # seconds of encoding them
-    stage_forward_bytes: int = 0  # that the first stage has sent to the next one
-    stage_back_bytes: int = 0  # that it has received from the last one
+    stage_forward_bytes: int = 0  # sent by the first stage to the next
+    stage_back_bytes: int = 0  # received by the first stage from the last
     encoder_usage: float = 0.0  # share of the encoder cache that holds images, 0 to 1
     running_adapters: list[str] = field(default_factory=list)  # hashes, of running requests
     waiting_adapters: list[str] = field(default_factory=list)

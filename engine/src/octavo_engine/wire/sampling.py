@@ -11,7 +11,7 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
 
-DRAW_VERSION = 2  # of the definition in docs/reference/sampling.md: another version gives other tokens for a seed
+DRAW_VERSION = 2  # version of docs/reference/sampling.md: with another, a seed gives other tokens
 MAX_N = 16384
 INT32_MAX = 2**31 - 1
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -20,7 +20,7 @@ GREEDY_BELOW = 1e-5
 REPETITION_PENALTY_RANGE = (1e-6, 1e6)  # outside it fp32 logits become infinite or NaN, for a whole batch
 
 
-#: Fields of vLLM that this version does not implement -> the accepted values, which have no effect.
+#: vLLM's fields that are not implemented -> accepted values, which have no effect.
 _STILL_TO_COME: dict[str, tuple[Any, ...]] = {
     "flat_logprobs": (False,),
     "prompt_logprob_start": (None, 0),
@@ -30,7 +30,7 @@ _STILL_TO_COME: dict[str, tuple[Any, ...]] = {
 
 
 class RequestOutputKind(Enum):
-    """Outputs of `AsyncLLM`: each with everything so far, each with only the new part, or the last only."""
+    """Outputs of `AsyncLLM`: each has everything so far, each only the new part, or only the last is yielded."""
 
     CUMULATIVE = 0
     DELTA = 1
