@@ -26,10 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     text = "Number of services that are reconciled concurrently. Default: %(default)s."
     add("--workers", type=int, default=DEFAULT_WORKERS, metavar="N", help=text)
-    text = (
-        "URL of the liveness probe, with the address on which /readyz and /metrics are served, too. Default: "
-        "%(default)s."
-    )
+    text = "URL of the liveness probe; /readyz and /metrics are served at the same address. Default: %(default)s."
     add("--liveness", metavar="URL", default="http://0.0.0.0:8080/healthz", help=text)
     add("--log-format", choices=("json", "text"), default="json", help="Format of log lines. Default: %(default)s.")
     return parser
@@ -56,9 +53,9 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
     add("--cluster-domain", default="cluster.local", help="DNS domain of the cluster. Default: %(default)s.")
     text = "Seconds for which terminating pods keep serving while proxies remove them. Default: %(default)s."
     add("--lame-duck", type=int, default=15, metavar="S", help=text)
-    text = "Number of services that another default image or setting of pods rolls out at a time. Default: %(default)s."
+    text = "Number of services rolled out at a time after a default image or pod setting changes. Default: %(default)s."
     add("--max-rollouts", type=int, default=1, metavar="N", help=text)
-    text = "User of engine and router pods that the platform assigns, as OpenShift does. Default: user 10001."
+    text = "User that the platform, such as OpenShift, assigns to engine and router pods. Default: user 10001."
     add("--no-fixed-user", action="store_true", help=text)
     text = (
         "Whether specs may give pods rights on their node, such as hostPath volumes and privileged containers. "
@@ -109,7 +106,7 @@ def _add_metrics_api_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--metrics-api-port", type=int, default=0, metavar="PORT", help=text)
     text = (
-        "Service in --lease-namespace of that port, and Secret with its certificate authority, which is created. "
+        "Name in --lease-namespace of that port's Service, and of the Secret created for its certificate authority. "
         "Default: %(default)s."
     )
     add("--metrics-api-service", default="octavo-metrics-api", metavar="NAME", help=text)

@@ -158,7 +158,7 @@ def _observe(
     autoscaler: Autoscaler,
     resync: Resync,
 ) -> None:
-    """Connect the metrics and the liveness probe with the parts that they are about."""
+    """Connect the metrics and the liveness probe with the parts that they observe."""
     telemetry.set_sources(
         queue_depth=queue.__len__,
         leads=lambda: leadership.may_write,

@@ -24,7 +24,7 @@ class Settings:
     router_role: str = "ClusterRole/octavo-router"  # kind and name of the role of routers
     cluster_domain: str = "cluster.local"
     lame_duck_s: int = 15  # seconds for which a terminating pod keeps serving while proxies remove it
-    max_rollouts: int = 1  # services that another default image or setting rolls out at a time
+    max_rollouts: int = 1  # services rolled out at a time after a default image or setting changes
     has_pod_monitors: bool = False
     monitor_labels: Mapping[str, str] = field(default_factory=dict)  # by which a Prometheus selects PodMonitors
     scraped_from: tuple[str, ...] = ()  # namespaces of Prometheus that NetworkPolicies admit to engines and routers

@@ -68,8 +68,8 @@ class Autoscaler:
         self._is_due = asyncio.Event()
 
     def state_of(self, key: Key) -> ScalingState | None:
-        """The latest decision about a service; None without autoscaling. A new service is looked at now, so that its
-        first status needs no correction."""
+        """The latest decision about a service; None without autoscaling. Decides at once about a new service, so that
+        its first status is right."""
         if key not in self._followed:
             self._decide(key)
         followed = self._followed.get(key)
@@ -93,17 +93,17 @@ class Autoscaler:
             )
 
     def look(self, key: Key) -> None:
-        """Look at a service at once, as a router holds its first request."""
+        """Decide about a service at once, as a router holds its first request."""
         if key in self._followed:
             self._due.add(key)
             self._is_due.set()
 
     async def run(self) -> None:
-        """Look at all services with autoscaling periodically until cancelled."""
+        """Decide about services with autoscaling periodically until cancelled."""
         loop_time = asyncio.get_running_loop().time
         all_at_s = loop_time()
         while True:
-            due, self._due = self._due, set()  # `look` may add services while others are looked at
+            due, self._due = self._due, set()  # `look` may add services meanwhile
             self._is_due.clear()
             if loop_time() >= all_at_s:
                 due, all_at_s = {*self._view.services, *self._followed}, loop_time() + LOOK_EVERY_S
@@ -116,7 +116,7 @@ class Autoscaler:
                 pass
 
     async def _try_step(self, key: Key) -> None:
-        """Look at one service. After a conflict it is due again: its latest version is on its way to the view."""
+        """Decide about one service. After a conflict it is due again: the view soon has its latest version."""
         try:
             await self.step(key)
         except (ApiError, OSError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""`Claims`: who of all services gets a host, a model's name and the use of a router, of which each spec claims some.
+"""`Claims`: which service gets a host, a model's name or the use of a router, as specs of several may claim one.
 
 The oldest service that claims a host with a path, or a name behind a router, gets it.
 """
@@ -17,8 +17,8 @@ K = TypeVar("K", bound=Hashable)
 @dataclass(frozen=True, slots=True)
 class Claim:
     """The router of a service, and names that no other service may have: the host with path, and each name of a model
-    or adapter behind its router. `adapters`: those of the names that are adapters. `allow_from`: names of the services
-    that may use its own router; None: all. `created`: timestamp of the service."""
+    or adapter behind its router. `adapters`: names of its adapters. `allow_from`: names of the services that may use
+    its own router; None: all. `created`: timestamp of the service."""
 
     created: str = ""
     router: Key | None = None
@@ -69,14 +69,14 @@ class Claims:
         return self[router].router == router
 
     def may_use_router(self, service: Key) -> bool:
-        """Return whether the router that the service's spec names is its own, or is for this service, too."""
+        """Return whether the router that the service's spec names is its own, or admits this service."""
         router = self[service].router
         allowed = None if router is None else self[router].allow_from
         return router == service or allowed is None or service[1] in allowed
 
     def claimed_models(self, service: Key) -> Set[str]:
-        """The names that a service claims behind the router that its spec names: those of the model and the adapters of
-        its spec or, if it may not use the router, those of the model that its engines behind it serve."""
+        """Names that a service claims behind its spec's router: of the model and the adapters in its spec or, if it may
+        not use the router, of the model that its engines behind that router serve."""
         claim = self[service]
         if self.may_use_router(service):
             return {name for _, name in claim.models}
@@ -88,8 +88,8 @@ class Claims:
         return None if first == service else "/".join(first)
 
     def taken_models(self, service: Key) -> dict[str, str]:
-        """Names of this service's model and adapters that belong to another service behind its router -> that service:
-        the one that was created first, but one whose model has the name before those with such an adapter."""
+        """Names of this service's model and adapters that belong to another service behind its router -> that service.
+        A service whose model has the name precedes services with such an adapter, then the oldest wins."""
         router = self[service].router
         if router is None:
             return {}
@@ -120,7 +120,7 @@ def _claim_of(raw: Mapping[str, Any]) -> Claim:
     try:
         spec = read_spec(raw)
     except InvalidSpec:
-        # Its pods run on, and the router's reports concern them.
+        # Its pods keep running behind the router.
         return Claim(created, router, allow_from=parts.allow_from)
     ingress = spec.exposure.ingress if spec.exposure else None
     host = None if ingress is None else (ingress.host, (ingress.path or "/").rstrip("/"))

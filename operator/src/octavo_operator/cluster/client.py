@@ -88,7 +88,7 @@ def is_transient(error: ApiError) -> bool:
 
 
 def is_of_one_object(error: ApiError) -> bool:
-    """Return whether a transient error says nothing about writes of other objects, which may succeed."""
+    """Return whether a transient error concerns one object only: writes of others may succeed."""
     return error.status in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.GATEWAY_TIMEOUT)
 
 

@@ -1,7 +1,7 @@
 """`EventRecorder`: writes Kubernetes Events (events.k8s.io/v1) about a service, which `kubectl describe` shows.
 
 The name of an Event is a hash of its content, so that a repetition raises the count of the existing Event. An
-annotation holds `seen_at` of the last record, for a transition of a condition the service's resourceVersion: if an
+annotation holds the last record's `seen_at`, which for a condition's transition is the service's resourceVersion: if an
 operator died before it wrote the status, the next one finds the same transition and does not count it again.
 """
 

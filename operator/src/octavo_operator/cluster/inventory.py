@@ -48,7 +48,7 @@ class Inventory:
         self._kinds.append(kind)
 
     async def find_missing(self) -> set[str]:
-        """Return the uids of objects that exist in the cluster and are not in the view; remove the reverse."""
+        """Return uids of objects in the cluster that the view lacks; remove objects that only the view has."""
         before = list(self._view.objects())
         uids: set[str] = set()
         for kind in tuple(self._kinds):

@@ -94,7 +94,7 @@ def _number(text: str) -> int:
 def _is_lost(conditions: Mapping[str, Raw]) -> bool:
     """Return whether Kubernetes has marked a pod as not ready because its node reports nothing.
 
-    It then changes the condition Ready only. A kubelet has only one reason for such a pod.
+    Kubernetes then changes only Ready. A kubelet gives such a pod only the reason ReadinessGatesNotReady.
     """
     ready, containers = conditions.get("Ready", {}), conditions.get("ContainersReady", {})
     both = (ready.get("status"), containers.get("status"))

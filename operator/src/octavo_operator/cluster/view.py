@@ -97,8 +97,8 @@ class View:
             self._returned.setdefault(service, {})[ref] = trimmed(response)
 
     def upgrades(self, service: Key, beginning: Collection[Key]) -> Upgrades:
-        """Rollouts of other services that only the operator's settings ask for. `beginning`: services whose status
-        does not show theirs yet."""
+        """Rollouts of other services that only the operator's settings ask for. `beginning`: services whose status does
+        not show one yet."""
         reasons = {key: upgrade_reason(raw.get("status") or {}) for key, raw in self.services.items() if key != service}
         running = {key for key, reason in reasons.items() if reason == "RollingOut" or key in beginning}
         stopped = (f"{key[0]}/{key[1]}" for key, reason in reasons.items() if reason == "DeadlineExceeded")
@@ -181,8 +181,8 @@ class View:
         return [*engines, *self._routers.get(self.router_of(service), {}).values()]
 
     def stateful_sets(self, service: ServiceIdentity) -> dict[Key, str | None]:
-        """The StatefulSets of the service's LeaderWorkerSets, by namespace and name -> when the newest pod of one that
-        lacks pods was created, or the LeaderWorkerSet; None if it has all of its pods. The StatefulSet of the leaders
+        """StatefulSets of the service's LeaderWorkerSets: namespace and name -> None if it has all of its pods, else
+        the time when its newest pod was created or, if it has none, the LeaderWorkerSet. The StatefulSet of the leaders
         has the name of the LeaderWorkerSet, and that of a leader's workers the name of the leader."""
         key, found = (service.namespace, service.name), dict[Key, str | None]()
         objects = self._objects.get(key, {})

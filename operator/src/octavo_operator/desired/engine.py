@@ -150,7 +150,7 @@ def _template_without_order(service: InferenceService, settings: Settings) -> Ma
 
 
 def _group(service: InferenceService, settings: Settings) -> Manifest:
-    """All that a revision is the hash of."""
+    """Content whose hash is the revision."""
     names = {"leaderTemplate": ENGINE, "workerTemplate": ENGINE_WORKER}
     given = service.spec.engine.pod_template
     made = {name: with_template(_own_template(service, settings, part), given) for name, part in names.items()}

@@ -34,12 +34,12 @@ def pod_metadata(service: InferenceService, component: str) -> Manifest:
 
 
 def literal(args: Iterable[str]) -> list[str]:
-    """Arguments that arrive as they are: the kubelet takes `$$` for `$`, and `$(NAME)` for a variable."""
+    """Escape arguments: the kubelet takes `$$` for `$`, and `$(NAME)` for a variable."""
     return [arg.replace("$", "$$") for arg in args]
 
 
 def with_expanded(args: Sequence[str], given: Sequence[str]) -> list[str]:
-    """Arguments as older templates have them: not `literal`. `given`: the user's own, which are their end."""
+    """Arguments of older templates, not `literal`. `given`: the user's arguments, at the end of `args`."""
     return [*(arg.replace("$$", "$") for arg in args[: len(args) - len(given)]), *given]
 
 

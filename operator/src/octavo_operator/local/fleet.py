@@ -129,7 +129,7 @@ def _keys(found: Documents) -> dict[str, str] | None:
 
 
 def _router_faults(found: Documents) -> Iterator[str]:
-    """Yield a line for each setting that prevents that one router, as `octavo up` runs it, serves all services."""
+    """Yield a line for each setting that prevents the one router of `octavo up` from serving all services."""
     owners = [service for service in found.services.values() if service.owns_router]
     for service in found.services.values():
         if service.router not in {owner.name for owner in owners}:

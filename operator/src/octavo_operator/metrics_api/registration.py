@@ -27,7 +27,7 @@ from octavo_operator.metrics_api.server import FrontProxy, MetricsServer
 
 logger = logging.getLogger(__name__)
 
-EVERY_S, SOON_S = 30.0, 1.0  # between two looks; until the API is served
+EVERY_S, SOON_S = 30.0, 1.0  # between two refreshes; until the API is served
 API_SERVICE = f"{VERSION}.{GROUP}"
 PROXY_SETTINGS = ("kube-system", "extension-apiserver-authentication")
 
@@ -87,7 +87,7 @@ class MetricsApi:
             await self._register(authority)
 
     async def find_owner(self) -> None:
-        """Find out whether the API is served by this operator's Service. Raises ApiError; the answer stays."""
+        """Find out whether the API is served by this operator's Service. Raises ApiError and keeps the last answer."""
         was_ours, self.is_ours = self.is_ours, await self._is_preferred()
         if was_ours != self.is_ours:
             self._on_change()
@@ -146,7 +146,7 @@ class MetricsApi:
         return self._issued[1]
 
     async def _front_proxy(self) -> FrontProxy:
-        """Read whom the API server's proxy is. Raises ValueError if the cluster has no proxy."""
+        """Read which clients are the API server's proxy. Raises ValueError if the cluster has no proxy."""
         data = (await self._cluster.read("ConfigMap", *PROXY_SETTINGS)).get("data") or {}
         if "requestheader-client-ca-file" not in data:
             where = "/".join(PROXY_SETTINGS)

@@ -11,7 +11,7 @@ from octavo_operator.observed import Observed
 from octavo_operator.plan.rollout import Pace
 from octavo_operator.service import InferenceService, Settings
 
-#: Turns of other services come without an event of this service.
+#: The turn of this service comes without an event about it.
 HELD_EVERY_S = 30.0
 
 

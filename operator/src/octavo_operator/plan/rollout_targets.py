@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One revision of the engine. `pods`: without those that end. `serving`: ordinals of the serving pods. A scaled
-    object keeps those below its replicas; as a Deployment keeps serving pods first, theirs are 0, 1 and so on.
+    """One revision of the engine. `pods`: their number without ending ones. `serving`: ordinals of serving pods;
+    scaling keeps ordinals below the replicas. As a Deployment keeps serving pods first, theirs count as 0, 1 and so on.
     `admitted`: pods that were admitted once: unready and draining ones can serve again. `served_last`: no revision has
     served since."""
 
@@ -62,7 +62,7 @@ class Situation:
 
     @property
     def limit(self) -> int:
-        """Most pods that hold a node."""
+        """Most pods that may hold a node."""
         return self.desired + (0 if self.in_place else self.surge)
 
 
@@ -84,7 +84,7 @@ def _rank(revision: Revision) -> tuple[int, int, bool, str]:
 
 
 def _growth(now: Situation, main: Revision, targets: dict[str, int], missing: int) -> int:
-    """Replicas to add to the main older revision: more are wanted in mid-rollout, and only it serves."""
+    """Replicas to add to the main older revision: the spec asks for more in mid-rollout, and only it serves."""
     if targets[main.name] < main.replicas or not (main.admitted or main.served_last):
         return 0
     room = now.limit - now.ending - sum(each.held for each in (now.wanted, *now.older))
@@ -107,6 +107,6 @@ def _needed(older: Sequence[Revision], missing: int) -> dict[str, int]:
 def _wanted_target(now: Situation, targets: dict[str, int]) -> int:
     wanted = now.wanted
     room = now.limit - sum(max(each.held, targets[each.name]) for each in now.older)
-    kept = min(wanted.replicas, max(room, wanted.replicas_for(wanted.lasting)))  # pods that end give way by themselves
+    kept = min(wanted.replicas, max(room, wanted.replicas_for(wanted.lasting)))  # ending pods free their nodes anyway
     grown = kept if now.paused else max(kept, room - now.ending)
     return max(0, min(wanted.replicas_for(now.desired), grown))

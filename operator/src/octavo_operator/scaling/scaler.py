@@ -98,7 +98,7 @@ class Scaler:
         return state
 
     def wrote(self, spec: Autoscaling, replicas: int, now_s: float) -> None:
-        """Take note that the operator has written the number of replicas that the last step wanted."""
+        """Record that the operator has written the number of replicas that the last step wanted."""
         before, self._own = self._own[0], (*self._own, replicas)
         if before and replicas:  # limits of changes concern the recommender's own ones
             self._recommender.record_scaling(now_s=now_s, before=before, after=replicas, behavior=_behavior(spec))

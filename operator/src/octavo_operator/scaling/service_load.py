@@ -15,8 +15,8 @@ class ServiceLoad:
     """The load of a service by the reports of all its ready routers.
 
     `kv_used_replicas`: sum over the admitted replicas of referenced / total KV blocks, so 1.5 means as many blocks as
-    one and a half replicas have. `waiting_requests`: requests that wait in engines and in routers. `held`: those of
-    them that wait for a first replica. `unfinished`: all requests that have not ended. `requests`: router -> (id of its
+    one and a half replicas have. `waiting_requests`: requests that wait in engines and in routers. `held`: how many of
+    these wait for a first replica. `unfinished`: all requests that have not ended. `requests`: router -> (id of its
     start, number of requests for the service since then).
     """
 

@@ -27,7 +27,7 @@ FLAG = "^--?[A-Za-z]"
 
 
 def are_flags(args: Iterable[str]) -> bool:
-    """Return whether all are flags: another argument would be a positional one, or the value of the flag before it."""
+    """Return whether all are flags: any other argument is positional, or the value of the flag before it."""
     return all(re.match(FLAG, arg) for arg in args)
 
 
@@ -54,7 +54,7 @@ class ValueSource(SpecPart):
         return self
 
 
-#: Other variables of vLLM set nothing that belongs to the operator.
+#: The only variable of vLLM that sets what the operator must set.
 KEY_VARIABLE = "VLLM_API_KEY"
 
 

@@ -6,16 +6,16 @@ from pydantic import Field, model_validator
 
 from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
-#: Locations as the engine takes them: on a hub, with a file or glob; in a bucket or package; in a folder.
+#: Locations that engines accept: on a hub, with a file or glob; in a bucket or package; in a folder.
 _LOCATIONS = r"(hf|ms)://[^/\s]+/[^/\s]+(/.*)?|(s3|gs|az|azure|pkg)://[^/\s]+(/.*)?|file:///.+"
 #: A claim and a path on it, neither with a part that is "..".
 _ON_CLAIM = r"pvc://(\.?[^/.\s][^/\s]*|\.\.[^/\s]+)(/(\.?[^/.][^/]*|\.\.[^/]+|\.)?)*"
 URI_PATTERN = f"^({_LOCATIONS}|{_ON_CLAIM})$"
 HUBS = ("hf", "ms")
 TOKENIZER_PATTERN = f"^({_LOCATIONS})$"
-#: Pattern of texts that are arguments by themselves: they are no flags.
+#: Pattern of texts that no command takes for a flag.
 NO_FLAG = "^[^-]"
-#: Pattern -> what a user reads instead of it.
+#: Pattern -> its description in errors.
 FORMS = {
     URI_PATTERN: (
         "must be hf://ORG/NAME, ms://ORG/NAME, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "

@@ -26,7 +26,7 @@ def parse_quantity(quantity: int | str) -> Decimal | None:
 def to_milli(value: float) -> int:
     """Thousandths of a measured value, to the nearest and from the middle to the even one: 1.5 -> 1500.
 
-    A HorizontalPodAutoscaler computes in them (`Quantity.MilliValue`), so all who scale must do so.
+    A HorizontalPodAutoscaler computes in them (`Quantity.MilliValue`), so every autoscaler must do so.
     """
     return round(value * 1000)
 
