@@ -2,8 +2,8 @@
 
 Two runners share the weights; each step of one is followed by the same step of the other. With `--transformers`, a
 third runner has the model of transformers. A step is the whole of `Runner.run`: inputs, model, head and greedy
-sampling. The kernels are timed in eager steps. The work outside of them is the CPU time of the main thread in recorded
-steps without the recorded calls, less that in the kernels of the head and of sampling: what Python costs.
+sampling. The kernels are timed in eager steps. The cost of Python is the main thread's CPU time in recorded steps
+without the recorded calls, minus the CPU time of the kernels of the head and of sampling.
 """
 
 import argparse

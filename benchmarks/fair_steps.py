@@ -1,7 +1,7 @@
-"""First tokens of short prompts behind a long one, and what the long one loses: with `--max-step-ms` and without.
+"""First tokens of short prompts behind a long one, and the cost to the long one, with `--max-step-ms` and without.
 
 The engine core runs in this process, so that each step is observed. One long prompt is computed; while it is, short
-prompts arrive at even parts of it. A step is mixed if it computes tokens of a prompt beside another sequence. The two
+prompts arrive, evenly spread. A step is mixed if it computes tokens of a prompt beside another sequence. The two
 settings take turns, so that noise of the machine affects both.
 """
 

@@ -1,4 +1,4 @@
-"""CPU time of an eager forward pass on a GPU's path, without a GPU: of steps that no CUDA graph takes.
+"""CPU time of an eager forward pass for a GPU, as in steps outside CUDA graphs, measured without a GPU.
 
 Kernels are compiled for sm_90, and launched by Triton's own code up to the call of the driver, which does nothing.
 torch's operators run on `meta`, where two take far longer than on a GPU, as they are written in Python there: `linear`

@@ -1,7 +1,7 @@
 """CPU time of the engine's own work for a decode step on a GPU, and its copies to the GPU, without a GPU.
 
-Tensors are on `meta`, and a replay of a graph or a launch of a kernel does nothing: the figures have no call of the
-driver. They are CPU time of the thread, as machines are shared.
+Tensors are on `meta`, and a replay of a graph or a launch of a kernel does nothing: the figures include no call of
+the driver. They are CPU time of the thread, as machines are shared.
 """
 
 import argparse

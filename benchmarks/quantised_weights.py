@@ -1,8 +1,8 @@
 """Time of decode steps and prompts on a CPU, with GGUF weights in blocks and expanded to bf16, in turn, for each file.
 
 Expanded weights are those that a bf16 folder has. Each round measures both; the ratios are those of the medians. The
-log has a line about tensors that are expanded although their type has blocks. `gguf_stream.py` has llama.cpp beside it.
-With `--readers`, how fast the readers of quantised checkpoints are, before.
+log has a line about tensors that are expanded although their type has blocks. `gguf_stream.py` compares with llama.cpp.
+`--readers` first measures how fast quantised checkpoints are read.
 """
 
 import argparse
