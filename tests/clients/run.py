@@ -2,8 +2,9 @@
 
 Each check in `python/` and `node/` uses one client, and runs against servers and through routers (`servers.py`). Tool
 loops run on a model that obeys its user (`obeying_server.py`); what a grammar enforces is checked on SmolLM2; errors
-are compared with those of the client's vendor (`faults.py`). A check writes its results into a file, from which the
-table docs/reference/clients.md is made (`table.py`): `--update` writes it, a run of all clients without it compares it.
+are compared with those of the client's vendor (`faults.py`). The results of each check are kept in a file. When there
+are those of all clients, of one run or of several, the table docs/reference/clients.md is made of them (`table.py`):
+`--update` writes it, a run without it compares it.
 
 The clients are installed into a folder of their own (`install.py`). A client that could not be installed is listed so.
 The exit code is 1 after a wrong answer, if the table is another one, or if none of the clients could be installed.
@@ -37,26 +38,23 @@ def main() -> int:
         "--folder",
         type=Path,
         default=Path("build/clients"),
-        help="Folder of the installed clients. Default: build/clients.",
+        help="Folder of the installed clients and their results. Default: build/clients.",
     )
-    parser.add_argument("--update", action="store_true", help="Write the table from this run, which is of all clients.")
+    parser.add_argument("--update", action="store_true", help="Write the table from the results of all clients.")
     args = parser.parse_args()
     if unknown := sorted(set(args.clients) - set(NAMES)):
         parser.error(f"no such client: {', '.join(unknown)}; choose from {', '.join(NAMES)}")
-    if args.update and args.clients:
-        parser.error("--update writes the table of all clients: leave the names out")
     folder = args.folder.resolve()
     versions = install_python(folder) | install_node(folder / "node")
     names = args.clients or [*NAMES]
-    absent = [name for name in names if name not in versions]
-    if args.update and absent:
-        print(f"{DOCUMENT.name} can't be written, as these clients are not installed: {', '.join(absent)}")
-        return 1
-    results, failed = asyncio.run(run_checks(names, versions, folder))
-    if args.clients or absent:
-        return int(failed or absent == names)
-    rows = {entry.row: versions[name] for name, entries in results["server"].items() for entry in entries}
-    document = render({way: [e for name in NAMES for e in results[way][name]] for way in WAYS}, rows)
+    failed = asyncio.run(run_checks(names, versions, folder)) or not versions.keys() & names
+    files = {(name, way): results_of(folder, name, versions.get(name), way) for way in WAYS for name in NAMES}
+    if absent := [f"{name} ({way})" for (name, way), path in files.items() if not path.exists()]:
+        print(f"{DOCUMENT.name} is not {'written' if args.update else 'compared'}; no results of {', '.join(absent)}")
+        return int(failed or args.update)
+    entries = {way: [entry for name in NAMES for entry in read_entries(files[name, way])] for way in WAYS}
+    rows = {entry.row: versions[name] for name in NAMES for entry in read_entries(files[name, WAYS[0]])}
+    document = render(entries, rows)
     if args.update:
         DOCUMENT.write_text(document)
     elif document != DOCUMENT.read_text():
@@ -65,40 +63,48 @@ def main() -> int:
     return int(failed)
 
 
-async def run_checks(
-    names: list[str], versions: dict[str, str], folder: Path
-) -> tuple[dict[str, dict[str, list[Entry]]], bool]:
-    """Return the results by way and client, and whether one is wrong."""
-    results: dict[str, dict[str, list[Entry]]] = {way: {} for way in WAYS}
+def results_of(folder: Path, name: str, version: str | None, way: str) -> Path:
+    """Return the path of a client's results. It exists after a check that ran to its end."""
+    return folder / "results" / f"{name.replace('/', '-')} {version} {way}.jsonl"
+
+
+def read_entries(path: Path) -> list[Entry]:
+    return [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+async def run_checks(names: list[str], versions: dict[str, str], folder: Path) -> bool:
+    """Run the checks of the clients that are installed; return whether an answer was wrong."""
     has_failed = False
+    (folder / "results").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as made:
         async with addresses(Path(made)) as of_way:
             for name in names:
                 for way in WAYS if name in versions else ():
                     oracle = f"{sys.executable} {HERE / 'transformers_logprobs.py'}"
-                    own = {"ORACLE": oracle, "FAULTS": faults(), "RESULTS": str(Path(made) / f"{name} {way}.jsonl")}
-                    results[way][name], wrong = await run_check(name, folder, {**os.environ, **of_way[way], **own})
+                    own = {"ORACLE": oracle, "FAULTS": faults()}
+                    results = results_of(folder, name, versions[name], way)
+                    wrong = await run_check(name, folder, results, {**os.environ, **of_way[way], **own})
                     has_failed = has_failed or bool(wrong)
                     print(f"{name:28}{versions[name]:12}{way:8}{'; '.join(wrong) or 'ok'}", flush=True)
                 if name not in versions:
                     print(f"{name:28}{'-':12}{'':8}not installed", flush=True)
-    return results, has_failed
+    return has_failed
 
 
-async def run_check(name: str, folder: Path, env: dict[str, str]) -> tuple[list[Entry], list[str]]:
-    """Return the results of a check, and what is wrong."""
+async def run_check(name: str, folder: Path, results: Path, env: dict[str, str]) -> list[str]:
+    """Run a check, write its results and return what is wrong."""
     language, client = name.split("/")
     if language == "python":
         venv = next(venv for venv, (names, _) in VENVS.items() if client in names)
         argv = [folder / venv / "bin" / "python", HERE / "python" / f"check_{client}.py"]
     else:
         argv = ["node", folder / "node" / f"check_{client}.mjs"]
-    results = Path(env["RESULTS"])
-    results.parent.mkdir(exist_ok=True)
-    results.touch()
+    results.unlink(missing_ok=True)
+    unfinished = results.with_suffix(".unfinished")
+    unfinished.write_text("")
     process = await asyncio.create_subprocess_exec(
         *argv,
-        env=env,
+        env={**env, "RESULTS": str(unfinished)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -111,12 +117,14 @@ async def run_check(name: str, folder: Path, env: dict[str, str]) -> tuple[list[
         os.killpg(process.pid, 9)
         await process.wait()
         output = f"no end within {CLIENT_LIMIT_S} s".encode()
-    entries = [Entry(**json.loads(line)) for line in results.read_text().splitlines()]
+    entries = read_entries(unfinished)
     wrong = [f"{entry.row}, {entry.column}: {entry.fault}"[:300] for entry in entries if entry.fault is not None]
     if process.returncode or not entries:
         lines = output.decode(errors="replace").strip().splitlines() or ["no output"]
         wrong.append([*(line for line in lines if "Error" in line), lines[-1]][0].strip()[:300])
-    return entries, wrong
+    else:
+        unfinished.rename(results)
+    return wrong
 
 
 if __name__ == "__main__":
