@@ -164,7 +164,7 @@ def _failure(answer: Answer) -> dict[str, str]:
 
 _CHUNK = {
     "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m",
-    "choices": [{"index": 0, "delta": {"role": "assistant", "content": "a"}, "finish_reason": None}],
+    "choices": [{"index": 0, "delta": {"role": "assistant", "content": "{"}, "finish_reason": None}],
 }  # fmt: skip
 _MESSAGE = {
     "type": "message_start",
