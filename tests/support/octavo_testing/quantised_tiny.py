@@ -107,6 +107,22 @@ def ct_packed(weight: Tensor, group: int) -> Packed:
     return parts | {"weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}, unpacked
 
 
+def ct_symmetric(weight: Tensor, group: int) -> Packed:
+    """Return 4 bits with a zero point of 8."""
+    groups = weight.view(len(weight), -1, group)
+    scales = (groups.abs().amax(-1) / 7).half().float()
+    codes = (groups / scales[..., None]).round().clamp(-8, 7)
+    parts = {"weight_packed": pack_ints(codes.flatten(1).int() + 8, 4), "weight_scale": scales}
+    return parts | {"weight_shape": torch.tensor(weight.shape)}, (codes * scales[..., None]).flatten(1)
+
+
+def ct_int(weight: Tensor) -> Packed:
+    """Return 8 bits with a scale for each output."""
+    scales = (weight.abs().amax(1, keepdim=True) / 127).half().float()
+    codes = (weight / scales).round().clamp(-128, 127)
+    return {"weight": codes.to(torch.int8), "weight_scale": scales}, codes * scales
+
+
 def _compressed(layout: str, weights: dict[str, Any]) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": {"weights": weights}}}
 
@@ -114,6 +130,8 @@ def _compressed(layout: str, weights: dict[str, Any]) -> dict[str, Any]:
 def layer_methods(group: int, block: tuple[int, int]) -> dict[str, tuple[Callable[[Tensor], Packed], dict[str, Any]]]:
     """Return for each name the function that packs a layer, and `quantization_config`."""
     zero_points = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": group}
+    symmetric = zero_points | {"symmetric": True}
+    channels = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
     return {
         "fp8_block": (partial(fp8_block, block=block), {"quant_method": "fp8", "weight_block_size": list(block)}),
         "fp8_tensor": (fp8_tensor, {"quant_method": "fp8", "activation_scheme": "static"}),
@@ -129,6 +147,8 @@ def layer_methods(group: int, block: tuple[int, int]) -> dict[str, tuple[Callabl
             {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"},
         ),
         "ct_packed": (partial(ct_packed, group=group), _compressed("pack-quantized", zero_points)),
+        "ct_symmetric": (partial(ct_symmetric, group=group), _compressed("pack-quantized", symmetric)),
+        "ct_int": (ct_int, _compressed("int-quantized", channels)),
     }
 
 
