@@ -60,7 +60,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 #: Chunks of 1, 7 and 16 tokens of both sequences, beside those of all models.
-CHUNKS = {size: ([size] * (LENGTH // size) + [LENGTH % size],) * 2 for size in (1, 7, 16)}
+CHUNKS = {size: ([min(size, LENGTH - at) for at in range(0, LENGTH, size)],) * 2 for size in (1, 7, 16)}
 
 
 def test_logits_equal_transformers(case: Case) -> None:
