@@ -44,8 +44,8 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
     text = "Pull policy of --engine-image and --router-image. Default: that of Kubernetes."
     add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), help=text)
     text = (
-        "Names of pull Secrets, in the namespace of each service, which pods use beside those of the spec; one for "
-        "each flag. Default: none."
+        "Name of a pull Secret in each service's namespace, which pods use beside those of the spec; may be repeated. "
+        "Default: none."
     )
     _add_list(parser, "--image-pull-secret", text, dest="image_pull_secrets", metavar="NAME")
     text = "ClusterRole, or Role in each namespace, by which routers read EndpointSlices. Default: %(default)s."

@@ -295,8 +295,7 @@ class Planner:
                 heappush(heads, tenant.head)
 
     def _admit_less_served(self, budget: int) -> None:
-        """Admit the heads of tenants that have no place, or got less than another one; preempt sequences of others for
-        them."""
+        """Admit heads of tenants that run nothing or were served less than another; preempt other tenants if needed."""
         state, tenants = self._state, self._state.tenants
         tenants.measure(state.running)
         state.order_running()

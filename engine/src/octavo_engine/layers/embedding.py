@@ -23,8 +23,8 @@ from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
-    """A table of tokens, which a tied head shares. Rows in blocks are expanded when they are looked up; a table in
-    groups, when it is loaded.
+    """The token embeddings, which a tied head shares. Quantised in blocks, rows are expanded at lookup; in groups, at
+    load.
 
     Each rank has the rows of its part of the head; other rows are zero before the ranks' rows are added up.
     """

@@ -50,7 +50,7 @@ def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[Quant
 
 
 class QuantisedMethod(PartsMethod):
-    """Weights in blocks: one weight for all parts, or one for each part. A tied weight is loaded by the embedding.
+    """Weights quantised in blocks: one for all parts of a layer, or one per part. The embedding loads a tied one.
 
     A part that is not in blocks in the checkpoint is quantised as it arrives.
     """

@@ -25,7 +25,7 @@ from octavo_engine.ops.native_linear import NativeWeight, native_gated, native_l
 ROWS_HINT = 64
 #: The most rows for which our kernel is faster than oneDNN with matrix instructions.
 MOST_ROWS = 16
-#: The most scalar products for which one thread is faster than waking several (some 60 µs).
+#: The most multiply-adds for which one thread is faster than waking several (some 60 µs).
 MOST_OF_ONE_THREAD = 2 << 20
 _MATRIX_FEATURE = "bf16"  # of ARM, as Linux names it
 _WIDE_CHUNK_BYTES = 1 << 20  # fp32 bytes of a weight converted at a time: small enough to stay in the CPU cache

@@ -106,8 +106,7 @@ def _most_values(linear: Linear, rank: int, multiple: int) -> int:
 
 
 def _find_targets(model: Model) -> Iterator[tuple[str, Target]]:
-    """Yield the linear layers that adapters may change. They get each row of a step once, unlike experts, routers and
-    heads."""
+    """Yield the names and linear layers that adapters may change: all but experts, their routers and logits heads."""
     experts = {inner for module in model.modules() if isinstance(module, Experts) for inner in module.modules()}
     for linear in model.modules():
         if not isinstance(linear, Linear) or linear.spec.wide or linear in experts:

@@ -89,7 +89,7 @@ def grid_positions(images: Sequence[ImageSpan]) -> tuple[npt.NDArray[np.int32] |
 
 @contextmanager
 def isolated(errors: dict[int, ErrorInfo], *keys: int) -> Iterator[None]:
-    """Record an exception in the block in `errors` of these sequences, so that the step's other sequences continue."""
+    """Catch an exception of the block; record it in `errors` under `keys`, so that other sequences continue."""
     try:
         yield
     except EngineDead:

@@ -62,8 +62,8 @@ class EngineConfig(Declared):
     )
     pooler_config: PoolerConfig | None = setting(
         None,
-        "JSON settings of an embedding model, instead of its files': pooling_type (LAST, CLS or MEAN) and "
-        "use_activation (vectors of length 1).",
+        "JSON settings that replace those of an embedding model's files: pooling_type (LAST, CLS or MEAN) and "
+        "use_activation (unit vectors).",
         aliases={"seq_pooling_type": "pooling_type", "normalize": "use_activation"},  # vLLM's older names
     )
     hf_overrides: dict[str, Any] = setting(
@@ -106,7 +106,7 @@ class EngineConfig(Declared):
         convert=generation_override,
     )
     chat_template: str | None = setting(
-        None, "Jinja chat template, as a file, as text, or as the name of one of the model's.", unset="the model's"
+        None, "Jinja chat template: a file, its text, or the name of a template of the model.", unset="the model's"
     )
     limit_mm_per_prompt: dict[str, int] = setting(
         dict,

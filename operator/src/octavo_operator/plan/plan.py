@@ -42,8 +42,8 @@ KEPT = (CLAIM, "RoleBinding")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`actions`: in the order of execution. `status`: new status of the service. `events`: report its transitions from
-    the old status. `again_s`: seconds until the next plan, unless a change causes one; None if only changes do."""
+    """`actions`: in the order of execution. `status`: new status of the service. `events`: changes from the old status.
+    `again_s`: seconds until the next plan, if no change causes one before; None: only a change causes one."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]

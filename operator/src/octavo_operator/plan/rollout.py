@@ -78,7 +78,7 @@ def pace_of(service: InferenceService, observed: Observed, wanted: str, *, now: 
 
 
 def _waits(pod: Pod, patience_s: int, *, now: str) -> bool:
-    """Return whether a pod has found no node for so long, or no node where its volume is, which an old replica may
+    """Return whether, for `patience_s`, a pod had no node or could not mount its volume, which an old replica may
     hold."""
     since = pod.stuck_since if pod.trouble == "MountFailed" else pod.waits_since
     return since is not None and seconds_since(since, now) >= patience_s

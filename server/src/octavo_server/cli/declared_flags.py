@@ -1,4 +1,4 @@
-"""Flags from the declarations of a record, and the record from the flags that were given."""
+"""Adds the flags of a settings dataclass, and makes the dataclass from the given flags."""
 
 import argparse
 import json

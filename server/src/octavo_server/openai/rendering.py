@@ -96,8 +96,8 @@ def render_conversation(
 def without_oldest(
     body: ChatCompletionRequest, count_tokens: Callable[[ChatCompletionRequest], int], max_model_len: int
 ) -> ChatCompletionRequest:
-    """Drop the oldest messages until the context has room for the request's longest answer, but no more than until half
-    of it is free.
+    """Drop the oldest messages until the context has room for the request's longest answer, or for half the context if
+    that is less.
 
     System messages are kept, and the user's last message and those after it, even if they do not fit. The other kept
     messages begin with a user's, as many templates demand, so each tool result keeps its call.
