@@ -1,5 +1,5 @@
-"""Whole engines whose weights stay in groups, with the Triton kernels in the interpreter: tokens equal those of the
-expanded model, for each method and with two ranks, and graphs take these steps."""
+"""Whole engines whose weights stay in groups, with the Triton kernels in the interpreter: their answers are those of
+the expanded model, for each method and with two ranks, and graphs take these steps."""
 
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,25 @@ pytestmark = pytest.mark.slow
 
 CHECKPOINTS = Path(__file__).parents[1] / "unit" / "weights" / "quantised_checkpoints"
 PROMPTS = [{"prompt_token_ids": list(range(5, 5 + length))} for length in (25, 16, 3)]
+#: Kernels and torch add products in different orders: log-probabilities of a float16 engine differ by up to 0.005.
+NOISE = 0.01
+
+#: The log-probabilities of the likeliest tokens, for each token of each answer.
+Answers = list[list[dict[int, float]]]
 
 
-def generate(model: Path, size: int = 1, **settings: Any) -> list[list[int]]:
+def assert_equal(found: Answers, expected: Answers) -> None:
+    """Compare answers as long as their tokens are equal. They may part only where two tokens are equally likely."""
+    for ours, theirs in zip(found, expected, strict=True):
+        for mine, reference in zip(ours, theirs, strict=True):
+            token, likeliest = max(mine, key=mine.__getitem__), max(reference, key=reference.__getitem__)
+            assert mine[token] == pytest.approx(reference[token], abs=NOISE)
+            if token != likeliest:
+                assert reference[token] == pytest.approx(reference[likeliest], abs=NOISE)
+                break
+
+
+def generate(model: Path, size: int = 1, **settings: Any) -> Answers:
     llm = LLM(
         str(model),
         dtype="float16",
@@ -46,8 +62,13 @@ def generate(model: Path, size: int = 1, **settings: Any) -> list[list[int]]:
         **settings,
     )
     try:
-        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-        return [each.outputs[0].token_ids for each in llm.generate(PROMPTS, params, use_tqdm=False)]
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3)
+        answers = []
+        for each in llm.generate(PROMPTS, params, use_tqdm=False):
+            logprobs = each.outputs[0].logprobs
+            assert logprobs
+            answers.append([{token: one.logprob for token, one in row.items()} for row in logprobs])
+        return answers
     finally:
         llm.shutdown()
 
@@ -75,13 +96,13 @@ def quantised(method: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_those_of_the_expanded_model(method: str, loaded: list[GroupMethod], tmp_path: Path) -> None:
+def test_answers_are_those_of_the_expanded_model(method: str, loaded: list[GroupMethod], tmp_path: Path) -> None:
     folder = quantised(method, tmp_path)
     with triton_kernels():
         expected = generate(folder)
         assert not loaded
         with groups_kept():
-            assert generate(folder) == expected
+            assert_equal(generate(folder), expected)
     assert len(loaded) == 16
 
 
@@ -115,7 +136,7 @@ def test_tokens_of_gguf_and_act_order_are_those_of_the_expanded_model(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_two_ranks_give_the_tokens_of_the_expanded_model(
+def test_two_ranks_give_the_answers_of_the_expanded_model(
     method: str, loaded: list[GroupMethod], tmp_path: Path
 ) -> None:
     """Both add partial sums in fp16, which changes some logits by 0.02 beside those of one rank."""
@@ -124,19 +145,19 @@ def test_two_ranks_give_the_tokens_of_the_expanded_model(
         expected = generate(folder, 2)
         assert not loaded
         with groups_kept():
-            assert generate(folder, 2) == expected
+            assert_equal(generate(folder, 2), expected)
     assert len(loaded) == 2 * 16
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_weights_that_are_quantised_while_they_load_give_the_tokens_of_the_reference(
+def test_weights_that_are_quantised_while_they_load_give_the_answers_of_the_reference(
     quantization: str, tmp_path: Path
 ) -> None:
     folder = make_tiny("llama", tmp_path)
     with groups_kept():
         expected = generate(folder, quantization=quantization)
         with triton_kernels():
-            assert generate(folder, quantization=quantization) == expected
+            assert_equal(generate(folder, quantization=quantization), expected)
 
 
 def test_ranks_do_not_split_inputs_in_an_order_of_their_own() -> None:
