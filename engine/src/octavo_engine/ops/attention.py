@@ -17,7 +17,7 @@ from octavo_engine.ops.rope import Rotation, rotate_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKVSpec:
-    """The KV of one layer. `window`: how many latest positions a query sees (itself included), None for all.
+    """The KV of one layer. `window`: how many of the latest tokens a query attends to, itself included; None: all.
 
     `k_scale`, `v_scale`: what the backend multiplies codes of an FP8 cache by.
     """

@@ -1,8 +1,8 @@
 """Paged attention on a CPU in torch: gathers blocks, then runs SDPA over groups of sequences of similar lengths.
 
-There is no loop over sequences: `begin_step` sorts them into groups (`cpu_length_groups`), and each layer runs one
-call per group. Query heads that share a KV head become rows of one matrix (decode) or a broadcast dimension (prefill),
-so K and V are never expanded. Soft-capped layers compute their scores explicitly in fp32.
+No Python loop runs over sequences: `begin_step` groups sequences of similar lengths (`cpu_length_groups`), and each
+layer makes one call per group. Query heads that share a KV head become rows of one matrix (decode) or a broadcast
+dimension (prefill), so K and V are never expanded. Soft-capped layers compute their scores in fp32, explicitly.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The CPU's identity, the levels of its features for which the kernels are compiled, and the choice of a level.
+"""Identifies the CPU, lists the feature levels for which the kernels are compiled, and chooses one of these levels.
 
-The choice depends on the CPU's features, never on its model name. `OCTAVO_CPU_LEVEL` selects a lower level. The
-identity is a key for measurements and compiled kernels, which the folder `cache_folder` holds.
+The choice depends on the CPU's features, never on its model name. `OCTAVO_CPU_LEVEL` selects a lower level. The CPU's
+identity is part of the keys under which `cache_folder` keeps measurements and compiled kernels.
 """
 
 import ctypes
@@ -74,7 +74,7 @@ def request_tiles() -> bool:
 
 
 def cpu_signature() -> str:
-    """Return the CPU's name and features; behind a hypervisor, equal names may have different instruction sets."""
+    """Return the CPU's name and features; in virtual machines, CPUs of one name may differ in features."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -24,12 +24,12 @@ _STAGING_BYTES = 64 << 20  # of blocks that are swapped at a time
 
 
 class CudaBackend:
-    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer; a cache of e4m3 holds codes as bytes.
+    """KV caches of [blocks, 2, kv_heads, block_size, head_dim], one per layer; FP8 (e4m3) caches have dtype uint8.
 
-    `num_programs`: the programs that share a step's decode attention, for a GPU one per multiprocessor. `processor`:
-    the sizes of a multiprocessor, which, with the registers and the shared memory of a compiled kernel, decide how many
-    programs it runs at a time. `has_wgmma`: the GPU multiplies by groups of four warps, as sm_90 does. `has_e4m3`: it
-    converts e4m3, as sm_89 does. `copy`: moves numbers of blocks to the device; by default through pageable memory.
+    `num_programs`: programs that share a step's decode attention; on a GPU one per multiprocessor. `processor`: the
+    shared memory, threads and registers of a multiprocessor, which limit how many programs of a kernel it runs at a
+    time. `has_wgmma`: the GPU has warp-group MMA instructions (sm_90). `has_e4m3`: the GPU has instructions that
+    convert e4m3 (since sm_89). `copy`: copies block numbers to the device; by default from pageable memory.
     """
 
     def __init__(

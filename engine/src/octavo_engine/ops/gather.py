@@ -12,7 +12,7 @@ from octavo_engine.ops.native_library import kernels_for
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """The place of a table in a larger one of `num_rows` rows, from row `first` on."""
+    """The rows of a larger table (`num_rows` rows in all) that this rank's table holds: from row `first` on."""
 
     first: int
     num_rows: int

@@ -1,7 +1,7 @@
-"""Weights in groups, which a GPU multiplies as they are: codes of 4 or 8 bits, and a scale for each group of inputs.
+"""Group-quantised weights for GPUs: codes of 4 or 8 bits, with a scale for each group of consecutive inputs.
 
-Scales lie apart from the codes, so that a group may have any multiple of 32 inputs, and a scale may have the type that
-the checkpoint gives it. (GGUF's blocks of 32, which a CPU multiplies, hold an fp16 scale each.)
+Kernels multiply these weights without expanding them first. Scales are stored apart from the codes, so that a group may
+have any multiple of 32 inputs, and scales keep the checkpoint's dtype. (CPUs use GGUF's blocks of 32 with fp16 scales.)
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,26 +13,26 @@ from torch import Tensor
 
 from octavo_engine.ops.native_quantised import QuantisedFormat
 
-#: int4: 0 to 15. int8: signed. e4m3: an FP8 number. table4: the number of one of 16 values.
+#: int4: 0 to 15. int8: signed. e4m3: an FP8 number. table4: an index into a table of 16 values.
 Codes = Literal["int4", "int8", "e4m3", "table4"]
 #: "zeros" are subtracted from codes; "minimums" are added to code * scale.
 Offsets = Literal["none", "zeros", "minimums"]
 
-#: Codes of 4 bits come in blocks of this many inputs, as in GGUF: byte i of a block has input i in its low bits, and
-#: input 16 + i in its high bits.
+#: 4-bit codes are packed in blocks of this many inputs, as in GGUF: byte i of a block has input i in its low four bits,
+#: and input 16 + i in its high four bits.
 CODE_BLOCK = 32
 #: The zero point of int4 without offsets.
 MIDDLE = 8
-#: The group size for which kernels multiply rounded inputs, if a row has several groups.
+#: Kernels can round inputs to e4m3 if the weight has one group per row, or groups of this size.
 ROUNDED_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFormat:
-    """`name`: for logs and errors. `group_size`: the inputs that share a scale, a multiple of 32.
+    """`name`: for logs and errors. `group_size`: number of inputs that share a scale, a multiple of 32.
 
-    `rounds_inputs`: only for e4m3: kernels that multiply such groups round the inputs to e4m3, too. `has_order`: the
-    weights have an order of their inputs, which takes memory. Neither counts when two formats are compared.
+    `rounds_inputs`: kernels also round the inputs to e4m3, the format of the weight. `has_order`: the weight has a
+    tensor that permutes its inputs (act-order), which takes memory. Comparisons of formats ignore these two fields.
     """
 
     name: str
@@ -53,11 +53,11 @@ class GroupFormat:
         return 1 if self.codes in ("int8", "e4m3") else 2
 
     def rounds_rows_of(self, size: int) -> bool:
-        """Return True if rows of this size are rounded: kernels can do that for one group, or for groups of 128."""
+        """Return whether rows of `size` inputs are rounded: kernels need one group per row, or groups of 128."""
         return self.rounds_inputs and self.group_size in (size, ROUNDED_GROUP)
 
 
-#: Formats that are kept in memory: blocks, which a CPU multiplies, and groups, which a GPU multiplies.
+#: The formats in which quantised weights stay in memory: blocks on CPUs, groups on GPUs.
 WeightFormat = QuantisedFormat | GroupFormat
 
 
@@ -65,10 +65,10 @@ WeightFormat = QuantisedFormat | GroupFormat
 class GroupTensor:
     """A weight [out, in]: (code - zero) * scale, or code * scale + minimum, rounded once to the model's dtype.
 
-    A zero is a whole number from 0 to 15, and a minimum has the type of the scales; int4 without either has a zero of
-    8. `table`: the values of table4. `order`: the original index of each input of a row; None: inputs are not
-    reordered. `input_scale`: the scale of all rounded inputs, if the checkpoint has one; None: each row has its own.
-    The weights of several experts have the experts as a further first dimension.
+    Zero points are integers from 0 to 15; int4 without offsets has a zero point of 8. Minimums have the dtype of the
+    scales. `table`: the values of table4. `order`: the original index of each input; None: inputs are not reordered.
+    `input_scale`: a scale for all rounded inputs, from the checkpoint; None: each row gets its own. Weights of several
+    experts have the experts as an additional first dimension.
     """
 
     format: GroupFormat
@@ -98,8 +98,7 @@ class GroupTensor:
 
 
 def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out in_features"]:
-    """Return the expanded weight in a dtype, with the inputs in the order of the rows. Each value is rounded once, from
-    fp32."""
+    """Return the dequantised weight, its inputs in the order of `weight`; each value is rounded once, from fp32."""
     (out, size), group_size = weight.shape, weight.format.group_size
     values = _numbers(weight).view(out, -1, group_size)
     scales = weight.scales.t().float().unsqueeze(-1)
@@ -115,7 +114,7 @@ def expand_groups(weight: GroupTensor, dtype: torch.dtype) -> Float[Tensor, "out
 
 
 def pack_nibbles(codes: UInt8[Tensor, "out in_features"]) -> UInt8[Tensor, "out code_bytes"]:
-    """Return codes of 4 bits, two to a byte, in blocks of 32. Eight codes are packed at a time, as an int64."""
+    """Return 4-bit codes packed two to a byte, in blocks of 32. Eight codes are packed at a time, as an int64."""
     blocks = codes.contiguous().view(torch.int64).view(len(codes), -1, 2, CODE_BLOCK // 16)
     return (blocks[:, :, 0] | blocks[:, :, 1] << 4).view(torch.uint8).flatten(1)
 

@@ -1,8 +1,8 @@
-"""`MessageStore`: the store by which the ranks of a group connect. Its entries travel in messages that ranks exchange
-anyway.
+"""`MessageStore`: the store through which the ranks of a group find each other, over the ranks' existing message
+channels.
 
-Torch's own TCP store listens on every interface without authentication, and its file store needs a common file system.
-gloo only calls `set`, `wait` and `get`, of one entry per rank.
+Torch's own TCP store listens on every interface without authentication, and its file store needs a shared file system.
+gloo calls only `set`, `wait` and `get`, each for one entry per rank.
 """
 
 import time
@@ -12,15 +12,15 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-#: Time in which all ranks must have connected. A rank that has imported its packages waits for slower ones.
+#: Time within which all ranks must connect: ranks that have imported their packages wait for slower ones.
 MEETING_TIMEOUT = timedelta(minutes=10)
 
 
 class MessageStore(dist.Store):  # type: ignore[name-defined,misc]  # torch's types lack it
-    """The entries of any number of groups, whose names are in the keys. Only the thread that opens groups calls it.
+    """The entries of several groups; each key begins with its group's name. Only the thread that opens groups calls it.
 
-    `send`: sends an entry to all other ranks. `receive`: waits up to its argument's seconds for another rank's next
-    entry, or raises TimeoutError.
+    `send`: sends an entry to all other ranks. `receive`: returns the next entry from another rank, or raises
+    TimeoutError after the given number of seconds.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """Paged attention by our own C++ kernel (`native/paged_attention.cpp`): one call writes K and V, one call attends.
 
-The kernel takes ragged queries and block tables directly, for decode and prefill alike, so a step prepares only a list
+The kernel reads ragged queries and block tables directly, for decode and prefill alike, so a step prepares only a list
 of tiles. It needs fp32 or bf16, and block sizes of `BLOCK_SIZES`; `ops/cpu_backend.py` selects the backend.
 
-The kernel adds keys by parts of `PART_KEYS` at fixed positions and folds the parts from left to right, so a row's bits
-depend only on its own keys. The list does not affect results: a tile is one work item, or, to balance the threads, each
-of its parts is one.
+The kernel divides the keys at multiples of `PART_KEYS` and merges the partial results from left to right, so the bits
+of a row depend only on its own keys. How work is divided does not affect results: a work item is a whole tile or, if
+the threads would be unevenly loaded, one part of a tile's keys.
 """
 
 import ctypes
@@ -25,15 +25,15 @@ from octavo_engine.ops.scratch import Scratch
 
 BLOCK_SIZES = (16, 32, 64, 128)
 PART_KEYS = 256  # `kPartKeys`
-_UNIT = 16  # `kUnit`: V has whole units of dimensions
-_MOST_PARTIAL_ROWS = 1 << 15  # rows of divided tiles in a step: bounds the memory of partial results
+_UNIT = 16  # `kUnit`: dimensions of V are padded to a multiple
+_MOST_PARTIAL_ROWS = 1 << 15  # most rows of divided tiles in a step: limits the memory of partial results
 
 _TILE_FIELDS = 8  # seq, token_row, position, num_queries, key_begin, key_end, partial, unused: `struct Tile`
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The work list: `tiles` [n, 8] and `merges` [m, 4], int32, the kernel's structs; expensive tiles come first."""
+    """The work list: `tiles` [n, 8] and `merges` [m, 4] are structs of the kernel (int32); costly tiles come first."""
 
     tiles: npt.NDArray[np.int32]
     merges: npt.NDArray[np.int32]
@@ -43,7 +43,7 @@ class Tiles:
 def make_tiles(
     lengths: Lengths, *, group: int, kv_heads: int, window: int | None, tile_rows: int, threads: int
 ) -> Tiles:
-    """Make the work list. A tile is divided if one KV head of it is more than half of a thread's share."""
+    """Make the work list. A tile is divided if one of its KV heads takes over half of a thread's share of the work."""
     seq, row, num_queries = np.arange(len(lengths.seq)), lengths.row, lengths.query
     position = lengths.seq - num_queries
     if (num_queries != 1).any():  # else, in a decode step, each sequence is a tile
@@ -82,7 +82,7 @@ def _divide(tiles: npt.NDArray[np.int32], is_divided: npt.NDArray[np.bool_], gro
 
 
 def _count_up(counts: Ints) -> tuple[Ints, Ints]:
-    """Return each index as often as its count says, and beside it 0, 1, ... up to the count."""
+    """Return each index i repeated `counts[i]` times, and beside each its repetition number: 0 to `counts[i]` - 1."""
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
 

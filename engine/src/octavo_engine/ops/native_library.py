@@ -172,7 +172,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return the end of the compiler's messages as one line; the last message alone often lacks the reason."""
+    """Return the last messages of the compiler as one line; the very last one alone often lacks the reason."""
     if isinstance(error, subprocess.TimeoutExpired):
         late = f"the compiler did not end within {_TIMEOUT_S} s"
         return f"{late}: start again when the machine has less other work; the compiled kernels are then kept"

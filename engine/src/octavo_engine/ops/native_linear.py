@@ -86,7 +86,7 @@ def can_gate(out_features: int) -> bool:
 
 
 def native_panels(library: ctypes.CDLL, parts: Sequence[Panels], bias: Tensor | None) -> NativeWeight:
-    """Make a weight of parts, whose outputs are concatenated. Only a single part can be gated."""
+    """Make a weight of one or several parts, whose outputs are concatenated. Only a weight of one part can be gated."""
     for part in parts:
         prefer_huge_pages(part.memory.data_ptr(), part.memory.nbytes)
     sizes = [part.shape[0] for part in parts]
@@ -101,7 +101,7 @@ def native_panels(library: ctypes.CDLL, parts: Sequence[Panels], bias: Tensor | 
 def native_linear(
     x: Float[Tensor, "*rows in_features"], weight: NativeWeight, dtype: torch.dtype, *, num_threads: int = 0
 ) -> Float[Tensor, "*rows out_features"]:
-    """Apply the linear layer. `dtype`: of the output, bf16, or fp32 if sums must not be rounded.
+    """Apply the linear layer. `dtype`: dtype of the output: bf16, or fp32 to keep the unrounded sums.
 
     `num_threads`: 0 for as many as torch has.
     """
@@ -148,11 +148,11 @@ def packed_panels(
 
 
 def prefer_huge_pages(address: int, num_bytes: int) -> None:
-    """Move weights to 2 MiB pages, with the adjacent memory on the first and last page.
+    """Move weights to pages of 2 MiB, together with whatever else is on the first and last of these pages.
 
-    Every step reads all of them, and with 4 KiB pages half the time is page walks. Linux collapses memory that is in
-    use at once (`MADV_COLLAPSE`, since 6.1). On other systems, or if no 2 MiB of contiguous memory are free, the pages
-    stay as they are. No error is raised.
+    Every step reads all weights; with pages of 4 KiB, half of that time is spent on page table walks. Linux can
+    collapse memory that is already in use (`MADV_COLLAPSE`, since 6.1). On other systems, or if Linux finds no
+    contiguous 2 MiB, the pages stay as they are, without an error.
     """
     if num_bytes < _LEAST_BYTES or sys.platform != "linux":
         return

@@ -1,7 +1,7 @@
-"""Quantised weights, in blocks as GGUF stores them, for the linear kernels, which multiply their integers.
+"""Weights quantised in GGUF's blocks, for the CPU's linear kernels, which multiply the integers of these blocks.
 
-Inputs are rounded to int8 for each product, and an output's bits depend only on its own row: see
-`native/linear_blocks.h`. The memory of a weight is allocated once, and tensors are packed into it as they are read.
+Each product rounds its inputs to int8, row by row, so an output's bits depend only on its own row: see
+`native/linear_blocks.h`. A weight's memory is allocated once, and tensors are packed into it while files are read.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ PANEL = 32
 class QuantisedFormat:
     """A block is `num_bytes` for `num_values` of a row. `kernel_format`: `enum Format` of the kernels.
 
-    `unpacked_bytes`: added in memory, where each 6-bit number takes a byte. `has_order`: the weights have an order of
-    their inputs, which takes memory; formats are equal with it and without it.
+    `unpacked_bytes`: additional bytes in memory, where each 6-bit number takes a byte. `has_order`: a tensor in memory
+    permutes the inputs of the weight (act-order); comparisons of formats ignore it.
     """
 
     name: str
@@ -105,14 +105,14 @@ class QuantisedWeight:
 
 
 def native_quantised(weights: Sequence[QuantisedWeight], bias: Tensor | None = None) -> NativeWeight:
-    """Return the weight for `native_linear`; call it once all parts, whose outputs are concatenated, are loaded."""
+    """Return loaded weights as one for `native_linear`, which concatenates their outputs."""
     library = native_library()
     assert library is not None, "`kernels_expand_blocks` must be checked first"
     return native_panels(library, [weight.panels for weight in weights], bias)
 
 
 def kernels_expand_blocks(dtype: torch.dtype) -> bool:
-    """Return True if the kernels multiply weights in blocks by activations of this dtype on this CPU."""
+    """Return whether this CPU's kernels multiply block-quantised weights by activations of this dtype."""
     return dtype == torch.bfloat16 and native_library() is not None
 
 

@@ -108,7 +108,7 @@ def pack(
 
 
 def num_layouts(dtype: torch.dtype, *, wide: bool = False) -> int:
-    """Return how many packed copies `pack` makes of a weight of this dtype on this machine; 0 if it stays plain."""
+    """Return how many packed copies `pack` makes of a weight of this dtype on this machine; 0: it packs none."""
     return pack(torch.zeros(16, 16, dtype=dtype), wide=wide).num_layouts
 
 

@@ -1,7 +1,7 @@
-"""Quantises weights a slice of rows at a time: to blocks by the reference code of the `gguf` package, and to groups.
+"""Quantises weights, some rows at a time: to blocks with the `gguf` package's reference code, and to groups with torch.
 
-A slice of blocks is small enough for its values in fp32 to stay in the CPU's cache. Two threads were not faster than
-one. A slice of groups is large enough for a GPU.
+A slice of rows for blocks is so small that its fp32 values stay in the CPU's cache; two threads were not faster than
+one. A slice for groups is large enough to occupy a GPU.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def quantised_slices(
 def quantised_groups(
     tensor: Float[Tensor, "out in_features"], group_format: GroupFormat, device: torch.device
 ) -> Iterator[tuple[int, GroupTensor]]:
-    """Yield slices of the tensor's rows, quantised to int8 or int4 on a device, each with its first row's number.
+    """Yield slices of the tensor's rows, quantised to int8 or int4 on a device, each with the index of its first row.
 
     An infinite or NaN value gives its group an infinite or NaN scale.
     """

@@ -1,9 +1,9 @@
-"""`Group`: the ranks that compute one model together, each of them a part of every layer.
+"""`Group`: the ranks that divide each layer of a model among themselves, and their collective operations.
 
-Ranks are processes of one or several hosts, or threads. Each has a `ProcessGroupGloo`, which is not registered in
-`torch.distributed`: a process may have any number of groups. gloo listens on one address only, a loopback address
-unless there are several hosts. The ranks connect through a `MessageStore`. On GPUs, NCCL takes the model's tensors, and
-gloo those of the host.
+Ranks are processes of one or several hosts, or threads. Each has a `ProcessGroupGloo` that is not registered in
+`torch.distributed`, so a process may belong to several groups. gloo listens on one address only; without other hosts,
+that is a loopback address. The ranks find each other through a `MessageStore`. On GPUs, NCCL exchanges the model's
+tensors, and gloo exchanges tensors in host memory.
 """
 
 import ctypes
@@ -34,14 +34,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class GpuCollectives:
-    """Collective operations of one rank on tensors of GPUs, by NCCL. They are queued on the GPU.
+    """Collective operations of one rank on GPU tensors, by NCCL. Operations are queued on the GPU.
 
-    These calls were checked against torch's source only: they have never run on GPUs. With its "blocking wait", torch
-    starts no thread that ends the process if an operation is late: `wait` raises an error, as with gloo. `nccl`: a
-    `ProcessGroupNCCL`. All calls raise RuntimeError if the ranks are not in step.
+    This class was only checked against torch's source: it has never run on GPUs. With "blocking wait", torch does not
+    end the process if an operation is late: `wait` raises an error, as with gloo. `nccl`: a `ProcessGroupNCCL`. All
+    calls raise RuntimeError if the ranks do not make the same calls.
 
-    With `synchronize`, the model's stream waits for an operation. With `Work.wait`, the host waits: it polls until the
-    operation is done, and fails after the timeout of the process group.
+    `synchronize` makes the GPU stream of the model wait for an operation. `Work.wait` makes the host wait: it polls
+    until the operation is done, and fails after the timeout of the process group.
     """
 
     def __init__(self, nccl: Any) -> None:
@@ -55,12 +55,12 @@ class GpuCollectives:
         self._last.synchronize()
 
     def gather(self, parts: list[Tensor], x: Tensor, options: Any) -> None:
-        """Copy the `x` of each rank to the `parts` of rank 0; wait until this and all earlier operations are done."""
+        """Copy each rank's `x` to `parts` on rank 0; wait until this and all earlier operations are done."""
         self._last = self._nccl.gather([parts] if parts else [], [x], options)
         self.wait()
 
     def wait(self) -> None:
-        """Wait until the operations are done. If a rank is gone, any other wait for the GPU would never end."""
+        """Wait until the operations are done. Other ways to wait for the GPU have no timeout: they may hang."""
         if self._last is not None:
             self._last.wait()
             self._last = None
@@ -68,7 +68,7 @@ class GpuCollectives:
             raise RuntimeError("another rank is gone")
 
     def abort(self) -> None:
-        """End the operations that run on the GPU, on any thread: a rank that is gone never takes part in them."""
+        """Abort operations on the GPU that wait for a rank whose process has ended. Any thread may call this."""
         self._is_aborted = True
         try:
             self._nccl.abort()
@@ -90,7 +90,7 @@ def find_interface(address: str) -> str | None:
 def connect_gpus(
     store: Any, rank: int, size: int, timeout: timedelta, device: torch.device, address: str = LOOPBACK
 ) -> GpuCollectives:
-    """Connect to the other ranks, which also call this. Raises RuntimeError if NCCL does not connect the GPUs.
+    """Connect to the other ranks, which must call this, too. Raises RuntimeError if NCCL cannot connect the GPUs.
 
     The current device must be `device`. NCCL connects the processes over the interface of `address`.
     """
@@ -110,11 +110,11 @@ def connect_gpus(
 
 
 class Group:
-    """Rank `rank` of `size`. `collectives` is None in a group of one, whose operations do nothing, and in a group that
-    only plans each rank's part. `timeout`: of each operation. `gpus`: takes the model's tensors, if they are on GPUs.
+    """Rank `rank` of `size`. `collectives`: None if operations do nothing: the group has one rank, or only computes the
+    size of each rank's part. `timeout`: limit of each operation. `gpus`: operations on GPU tensors, if any.
 
-    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank is gone or late. On GPUs
-    only `gather` and `wait` raise it, because the host is ahead of the GPU.
+    All ranks must make the same calls in the same order. A call raises GroupBroken if a rank has ended or is late. On
+    GPUs only `gather` and `wait` raise it, because other calls return before the GPU has finished them.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Group:
         self.exchanged_bytes = {"send": 0, "recv": 0}
 
     def shares(self, count: int, unit: int = 1) -> list[range]:
-        """Divide `count` things among the ranks in whole units; only the last unit may be smaller."""
+        """Divide `count` items among the ranks in multiples of `unit`; only the last unit may be incomplete."""
         units = -(-count // unit)
         bounds = [min(count, units * rank // self.size * unit) for rank in range(self.size + 1)]
         return [range(first, last) for first, last in pairwise(bounds)]
@@ -151,7 +151,7 @@ class Group:
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, which have one shape, on rank 0; on other ranks, nothing."""
+        """Return all ranks' tensors, which must have equal shapes, on rank 0; an empty list on other ranks."""
         if self.size == 1:
             return [x]
         parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else []
@@ -165,12 +165,12 @@ class Group:
         return parts
 
     def wait(self) -> None:
-        """Wait until the GPU has done all operations; call it before any other wait for the results of a step."""
+        """Wait until the GPU has done all operations; call this before any other wait for a step's results."""
         if self._gpus is not None:
             self._run("all-reduce", self._gpus.wait)
 
     def abort(self) -> None:
-        """End the operations that wait on the GPU for a rank that is gone. Any thread may call it."""
+        """Abort operations on the GPU that wait for a rank whose process has ended. Any thread may call this."""
         if self._gpus is not None:
             self._gpus.abort()
 
@@ -183,7 +183,7 @@ class Group:
         return x
 
     def send(self, x: Tensor, to: int) -> None:
-        """Send `x`, contiguous and in host memory, to rank `to`, and wait until it has received it."""
+        """Send `x`, a contiguous tensor in host memory, to rank `to`; wait until that rank has received it."""
         assert x.is_contiguous()
         self._exchange("send", x.data_ptr(), x.nbytes, to)
 
@@ -200,7 +200,7 @@ class Group:
         self.exchanged_bytes[operation] += num_bytes
 
     def _add_up_memory(self, address: int, num_bytes: int, dtype: torch.dtype) -> None:
-        """Run an all-reduce on an address: a recording of a step calls it again, and must not hold a tensor."""
+        """Sum memory at an address over all ranks. Recorded steps repeat this call, and may refer to addresses only."""
         x = _memory(address, num_bytes, dtype)
         options = self._options(dist.AllreduceOptions())
         self._run("all-reduce", lambda: self._collectives.allreduce([x], options).wait())
@@ -237,11 +237,10 @@ def open_group(
     address: str = LOOPBACK,
     gpu: torch.device | None = None,
 ) -> Group:
-    """Connect to the other ranks, which open the group of the same name. `store`: a `MessageStore`. `timeout`: of each
-    operation. `address`: of this host, on which gloo listens. `gpu`: has the model's tensors; None: they are in host
-    memory.
+    """Connect to the other ranks, which open a group of the same name. `store`: a `MessageStore`. `timeout`: limit of
+    each operation. `address`: this host's address on which gloo listens. `gpu`: the model's device; None: the CPU.
 
-    Raises GroupBroken if a rank does not come within `meeting_timeout`, and StartupError if the host lacks the address.
+    Raises GroupBroken if a rank does not connect within `meeting_timeout`, StartupError if the host lacks `address`.
     """
     gloo = cast("Any", dist.ProcessGroupGloo)  # torch's types lack its options
     options, store = gloo._Options(), named(store, name)
@@ -267,8 +266,8 @@ def _describe_address(rank: int, size: int, address: str) -> str:
 
 
 def _check_peers(collectives: Any, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Exchange random numbers with each rank, over gloo and in the store: gloo would accept any process that connects
-    first.
+    """Send a random number to each rank over gloo, and compare it with the number in the store: gloo itself accepts any
+    process that connects first.
 
     Raises RuntimeError if another process is in the place of a rank.
     """

@@ -1,4 +1,4 @@
-"""Lists the kernel calls of a computation, to repeat them without the Python code between them.
+"""Records the kernel calls of a computation, to replay them without the Python code that runs between them.
 
 While a computation is recorded, its outputs (`torch.empty`) come from a pool whose memory stays, so that the addresses
 in the calls stay valid. A guard watches torch's operators: the calls replace the computation only if each operator
@@ -35,7 +35,7 @@ _CALL = np.dtype([("kernel", "i8"), ("arguments", "i8", 11), ("scale", "f4")], a
 class NativeCalls:
     """Calls of native kernels, which one call of `octavo_replay` repeats.
 
-    They have their own memory mapping: on the C heap they fragmented the memory of logits, which cost a gigabyte.
+    The list has its own memory mapping: on the C heap it fragmented the memory of logits, which cost a gigabyte.
     """
 
     def __init__(self, replay: Kernel) -> None:
@@ -114,8 +114,8 @@ def record(pool: "Pool", *inputs: Tensor) -> Iterator[Recording]:
 class Pool:
     """Memory for outputs. A piece returns to the pool when the last view of its tensor is gone.
 
-    All recordings share the memory, from its beginning: it grows to the size of the largest one, in pages that
-    are committed on first write. Raises MemoryError if the system refuses more.
+    All recordings use the same memory from its start, so it grows to the size of the largest recording. The system
+    commits pages when they are first written. Raises MemoryError if the system refuses more memory.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Pool:
         return torch.from_numpy(piece).view(dtype).view(shape)
 
     def locate(self, x: Tensor) -> Callable[[], Tensor] | None:
-        """Return a function that makes the contiguous `x` again from its address; None if `x` is not in the pool."""
+        """Return a function that recreates `x` (contiguous) from its address; None if the pool lacks `x`."""
         if not x.is_contiguous():
             return None
         bounds = ((region, x.data_ptr() - region.address) for region in self._regions)

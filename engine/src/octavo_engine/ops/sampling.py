@@ -8,8 +8,8 @@ from torch import Tensor
 
 from octavo_engine.ops.native_library import kernels_for
 
-#: A row's sampling parameters, as kernels read them. `key`: of the noise. `inverse_temperature`: 0 for the largest
-#: logit. `least_scaled`: ln(min_p), lower scaled logits are excluded. `top_k`: 0 is off.
+#: A row's sampling parameters, as kernels read them. `key`: key of the random noise. `inverse_temperature`: 0 is
+#: greedy. `least_scaled`: ln(min_p); tokens with lower scaled logits are excluded. `top_k`: 0 is off.
 DRAW = np.dtype(
     {
         "names": ["key", "top_p", "inverse_temperature", "least_scaled", "top_k", "temperature"],

@@ -1,9 +1,9 @@
-"""`Stages`: the ranks that compute one model's layers one after the other, each stage some consecutive layers.
+"""`Stages`: pipeline parallelism; each stage computes some consecutive layers of the model.
 
-Rank = stage * ranks per stage + place. The ranks of a stage divide each of its layers (`Group`). The ranks with the
-same place in all stages form another group, which exchanges rows. The first stage has embedding and head, and samples.
-A later stage receives the rows that the layer before it returned. The last stage sends the first stage the rows that
-sampling needs.
+Rank = stage * ranks per stage + place. The ranks of a stage divide each of its layers (`Group`). Ranks that have the
+same place in their stages form a further group, which passes hidden states from stage to stage. The first stage has
+embedding and head, and samples. A later stage receives the hidden states that the stage before it returned. The last
+stage sends to the first stage the rows whose logits are needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from octavo_engine.ops.rank_group import LOOPBACK, Group, open_group
 
 
 class Stages:
-    """The stage of this rank. `num_layers`: of each stage; empty for a model of one stage. `column`: the ranks with the
-    same place in all stages."""
+    """The stage of this rank. `num_layers`: number of layers of each stage; empty if the model has one stage. `column`:
+    the ranks that have this rank's place in other stages."""
 
     def __init__(self, num_layers: Sequence[int] = (), column: Group | None = None) -> None:
         self.num_layers, self._column = tuple(num_layers), column or Group()
@@ -47,11 +47,11 @@ class Stages:
             self._column.send(each, self.index + 1)
 
     def return_rows(self, hidden: Tensor, find_rows: Callable[[], npt.NDArray[np.int64]]) -> Tensor:
-        """Replace some rows of the first stage's `hidden` by the last stage's rows. `find_rows`: returns their indices,
-        ascending.
+        """Replace the rows of `hidden` that `find_rows` lists, on the first stage, by those of the last stage.
+        `find_rows`: returns ascending indices.
 
-        The first stage waits for these rows in each step, even if there are none, so that it is never a step ahead of
-        the others.
+        The first stage waits for the last one in each step, even if no row is returned, so that it never starts the
+        next step early.
         """
         if self.size == 1 or not (self.is_first or self.is_last):
             return hidden
@@ -80,13 +80,13 @@ class Stages:
 
 
 def split_layers(layer_bytes: Sequence[int], first_bytes: int, num_stages: int) -> tuple[int, ...]:
-    """Return the number of layers of each stage, at least one, so that the largest stage has the fewest bytes.
+    """Return the number of layers of each stage, at least one, to minimise the bytes of the largest stage.
 
     `first_bytes`: what the first stage has beside layers.
     """
     sums = [0, *accumulate(layer_bytes)]
-    # For each number of layers that the stages so far can have: the bytes of the largest stage, and the layers of each
-    # stage.
+    # For each number of layers that the stages considered so far may have in all: the bytes of the largest of these
+    # stages, and the number of layers of each.
     best: dict[int, tuple[int, tuple[int, ...]]] = {
         end: (first_bytes + sums[end], (end,)) for end in range(1, len(sums))
     }
@@ -119,7 +119,7 @@ def open_ranks(
     address: str = LOOPBACK,
     gpu: torch.device | None = None,
 ) -> tuple[Group, Stages]:
-    """Connect a rank to the ranks of its stage, and to those with its place in other stages. See `open_group`."""
+    """Connect a rank to the ranks of its stage, and to the ranks with its place in other stages. See `open_group`."""
     group, stages = planned_ranks(rank, ranks_per_stage, num_layers)
     connect = partial(open_group, store, timeout=timeout, meeting_timeout=meeting_timeout, address=address)
     if group.size > 1:

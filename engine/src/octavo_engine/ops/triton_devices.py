@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-#: Device types. Tests add the CPU, for Triton's interpreter, and `meta`, where kernels are only compiled.
+#: Device types that run the Triton kernels. Tests add the CPU (Triton's interpreter) and `meta` (compilation only).
 DEVICES = {"cuda"}
 
 

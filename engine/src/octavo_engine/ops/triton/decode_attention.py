@@ -1,13 +1,13 @@
 """Attention of sequences with one query in a step, split over parts of their keys (Flash-Decoding, Dao et al. 2023).
 
-A part is 128 keys of one sequence, or 512 if its query sees more than 2048 keys; parts that a window hides are not
-listed. A fixed number of programs takes the parts of all sequences and KV heads in turn, so that few long sequences
-fill a GPU as well as many short ones. The parts of a sequence are merged in their order: the bits of its output depend
-neither on other sequences nor on the number of programs.
+A part is 128 keys of one sequence, or 512 if its query sees more than 2048 keys; parts outside a sliding window are not
+listed. A fixed number of programs takes the parts of all sequences and KV heads in turn, so that a few long sequences
+occupy a GPU as well as many short ones. The parts of a sequence are merged in a fixed order: the bits of its output
+depend neither on other sequences nor on the number of programs.
 
 A launch depends on shapes, on `AttentionBatch.num_keys` and on the number of programs; everything else is read on the
 device. A captured step, whose graph includes `list_parts`, may therefore be replayed with other query starts, lengths
-and block tables, if it has as many sequences (some perhaps without a query) and at most `num_keys` keys in all.
+and block tables, if it has as many sequences (some may have no query) and in all at most `num_keys` keys.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ MOST_IN_SHORT_PARTS = tl.constexpr(2048)  # keys that a query sees
 
 @dataclass(frozen=True, slots=True)
 class DecodeParts:
-    """The parts of a step for one window. Sequence i has the parts [`starts[i]`, `starts[i + 1]`), none if it has
-    several queries.
+    """The parts of a step for one window size. Sequence i has the parts `starts[i]` to `starts[i + 1]` (exclusive); it
+    has no part if it has several queries.
 
     `most`: no smaller than the number of parts, and known to the host.
     """
@@ -43,8 +43,8 @@ class DecodeParts:
 def most_parts(num_seqs: int, num_keys: int) -> int:
     """Return a bound for the parts of sequences that have `num_keys` keys in all.
 
-    Only the first and the last part of a sequence may not be full. Full parts: at most `num_keys // short`, and at
-    most `num_keys // long` plus a few for each sequence.
+    Each sequence has at most two parts that are not full: its first and its last. There are at most `num_keys // short`
+    full parts, and at most `num_keys // long` plus a few per sequence.
     """
     short, long, most = SHORT_PART.value, LONG_PART.value, MOST_IN_SHORT_PARTS.value
     parts: int = min(num_keys // short, num_keys // long + (most // short - most // long) * num_seqs)
@@ -71,7 +71,7 @@ class Processor:
     def num_programs(self, registers: int, shared_bytes: int, num_warps: int) -> int:
         """Return how many programs run at a time. `registers`: per thread; `shared_bytes`, `num_warps`: per program.
 
-        A warp's registers are allocated by 256. CUDA itself uses 1 KiB of a program's shared memory.
+        A GPU allocates a warp's registers in units of 256, and CUDA takes 1 KiB of each program's shared memory.
         """
         warp_registers = -(-registers * 32 // 256) * 256
         by_registers, by_threads = self.registers // (warp_registers * num_warps), self.threads // (32 * num_warps)
@@ -90,7 +90,7 @@ def decode_attention(
     scales: tuple[float, float] = (1.0, 1.0),
     has_e4m3: bool = False,
 ) -> Any:
-    """Write the outputs of sequences with one query to `out`; return the compiled kernel, None in the interpreter.
+    """Write to `out` for sequences with one query; return the compiled kernel, or None in Triton's interpreter.
 
     Rows of `q` may be strided. `scales`, `has_e4m3`: see `paged_attention`.
     """
@@ -159,7 +159,7 @@ def list_parts_kernel(
 @triton.jit
 @no_type_check
 def visible_parts(length, WINDOW: tl.constexpr):
-    """Return the size of a sequence's parts, the first key that its query sees, its first part and the end of parts."""
+    """Return the size of a sequence's parts, its first visible key, its first part, and one after its last part."""
     seen = tl.minimum(length, WINDOW) if WINDOW > 0 else length
     size = tl.where(seen > MOST_IN_SHORT_PARTS, LONG_PART, SHORT_PART)
     first_key = length - seen

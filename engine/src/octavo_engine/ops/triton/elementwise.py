@@ -1,4 +1,4 @@
-"""RMS norm with the addition to the residual stream, gated activation, and penalties of logits, in one launch each."""
+"""RMS norm with residual addition, gated activation, and penalties of logits; each is one kernel launch."""
 
 from typing import no_type_check
 

@@ -1,10 +1,10 @@
-"""Linear layers in FP8 (e4m3): rows and weights are both rounded, for the FP8 tensor cores of sm_89 and later.
+"""Linear layers in FP8 (e4m3) for the tensor cores of sm_89 and later: weights and activations are both rounded.
 
-A launch rounds the rows, with a scale for each row, or for each group of 128 inputs if the weight has such groups.
-torch multiplies rows of one group, where it supports device, dtypes and shape. A Triton kernel multiplies all other
-rows, and those with groups of 128; it adds, in fp32, the scaled products of 128 inputs each.
+A first launch rounds the rows of activations, with one scale per row, or one per 128 inputs if the weight has groups of
+128. torch multiplies rows with one scale if it supports device, dtypes and shape. A Triton kernel multiplies in all
+other cases: it scales the product of every 128 inputs and adds it in fp32.
 
-torch's operator is private: only `_scaled_product` calls it, and `prepare_fp8` tries it once for each weight.
+torch's operator is private: only `_scaled_product` calls it, and `prepare_fp8` first tries it with each weight.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from octavo_engine.ops.group_tensor import ROUNDED_GROUP, GroupTensor
 from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
-#: The number of inputs after which the kernel adds the tensor cores' product to its fp32 sum.
+#: After this many inputs, the kernel scales the product of the tensor cores and adds it to an fp32 sum.
 DEPTH = ROUNDED_GROUP
-_ROUNDED_VALUES = 4096  # of a program that rounds several groups
+_ROUNDED_VALUES = 4096  # values per program, if it rounds several groups
 _MOST = tl.constexpr(448.0)  # the largest number of e4m3
-_LEAST = tl.constexpr(1e-30)  # lower bound of a group's largest value: zeros get a scale
+_LEAST = tl.constexpr(1e-30)  # lower bound of a group's largest value, so that the scale is not zero
 _INFINITY = tl.constexpr(float("inf"))
-#: The weight is the first operand: groups of warps multiply at least 64 of its outputs, but as few as 8 rows.
+#: The weight is the first operand: an MMA of a warp group takes at least 64 of its outputs, but as few as 8 rows.
 TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
-_STAGES = {16: 5, 64: 4, 128: 3}  # by the rows of a tile: at most 99 KiB
+_STAGES = {16: 5, 64: 4, 128: 3}  # pipeline stages by a tile's rows: at most 99 KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FP8Weight:
-    """A weight [out, in]. `input_scale`: of all rows; None: each row has scales. `has_product`: torch multiplies it."""
+    """A weight [out, in]. `input_scale`: scale of all rows; None: one per row. `has_product`: torch multiplies."""
 
     codes: Tensor  # e4m3
     scales: Float[Tensor, "groups out"]
@@ -43,7 +43,7 @@ class FP8Weight:
 
 
 def prepare_fp8(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, input_scale: float | None) -> FP8Weight:
-    """Choose how a weight multiplies rows of a dtype, and compile the kernels for all numbers of rows.
+    """Choose torch or the kernel for a weight and rows of a dtype; compile the kernel for all numbers of rows.
 
     `input_scale`: scale of the rows, used only with a weight of one group.
     """
@@ -58,7 +58,7 @@ def prepare_fp8(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, in
 
 
 def fp8_linear(x: Float[Tensor, "rows in_features"], weight: FP8Weight) -> Float[Tensor, "rows out"]:
-    """Round the rows, and multiply. A row with an infinite or NaN value gives NaN, and changes no other row."""
+    """Round the rows and multiply. A row with an infinite or NaN value gives NaN, and does not affect other rows."""
     codes, scales = round_rows(x, len(weight.scales), weight.input_scale)
     product = _scaled_product if weight.has_product else scaled_product
     return product(codes, scales, weight.codes, weight.scales, weight.bias, x.dtype)
@@ -67,8 +67,8 @@ def fp8_linear(x: Float[Tensor, "rows in_features"], weight: FP8Weight) -> Float
 def round_rows(
     x: Float[Tensor, "rows in_features"], num_groups: int, given_scale: float | None = None
 ) -> tuple[Tensor, Float[Tensor, "rows groups"]]:
-    """Return e4m3 codes and the scales of each row's groups. With a given scale, values above 448 times it are
-    clipped."""
+    """Return each row's e4m3 codes and the scales of its groups. `given_scale`: the only scale, if not None; values
+    above 448 times this scale are clipped."""
     (rows, size), group_size = x.shape, x.shape[1] // num_groups
     assert x.stride(1) == 1
     codes = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=x.device)

@@ -1,9 +1,9 @@
-"""Products of rows with a weight in groups: up to MAX_ROWS rows by a kernel, more by the expanded weight.
+"""Products of rows with a group-quantised weight: by a kernel up to MAX_ROWS rows, by torch after expansion above.
 
-Both use the values of `expand_groups`, and add in fp32. Programs of the kernel compute some outputs of a tile of rows
-for a part of the inputs, and a further launch adds the parts in order. The number of parts depends on the shape of the
-weight and on the tile, which the number of rows chooses. A row's bits thus depend on no other row, and are equal for
-all numbers of rows that share a tile: 1 to 16, 17 to 64, 65 to MAX_ROWS.
+Both ways use the values of `expand_groups` and add in fp32. Each program of the kernel computes some outputs for a tile
+of rows from one part of the inputs; a second launch adds the parts in order. The number of parts depends on the
+weight's shape and the tile, and the number of rows selects the tile. A row's result thus depends on no other row, and
+is equal for all numbers of rows with the same tile: 1 to 16, 17 to 64, 65 to MAX_ROWS.
 """
 
 from typing import no_type_check
@@ -28,11 +28,11 @@ from octavo_engine.ops.triton.group_values import (
 from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv
 
-#: The most rows for which the kernel is used; for more, expanding is faster.
+#: For more rows than this, expanding the weight is faster than the kernel.
 MAX_ROWS = 256
 TILES = (Tile(16, 64, 4), Tile(64, 128, 8), Tile(128, 128, 8))
-_PROGRAMS = {16: 512, 64: 256, 128: 256}  # for a tile's rows: about as many as a large GPU runs at a time
-_LEAST_STEPS = 4  # of a part, so that products take most of its time
+_PROGRAMS = {16: 512, 64: 256, 128: 256}  # by a tile's rows: about as many programs as a large GPU runs at a time
+_LEAST_STEPS = 4  # least loop steps of a part, so that products take most of its time
 _SUM_COLUMNS = 1024
 _EXPANDED_COLUMNS = 32
 
@@ -46,7 +46,7 @@ def group_linear(
 ) -> Float[Tensor, "rows out"]:
     """Multiply rows of 16 bits, whose inputs lie in the order of the weight's rows.
 
-    `out_dtype`: with fp32, sums are not rounded to 16 bits; only the kernel can do that.
+    `out_dtype`: fp32 keeps the unrounded sums of 16-bit inputs; only the kernel can do that.
     """
     out_dtype = out_dtype or x.dtype
     if len(x) > MAX_ROWS and out_dtype == x.dtype:
@@ -60,14 +60,14 @@ def choose_tile(num_rows: int) -> Tile:
 
 
 def num_parts(weight: GroupTensor, tile: Tile) -> int:
-    """Return the number of parts into which the inputs are divided, so that even few outputs occupy a GPU."""
+    """Return into how many parts the inputs are divided, so that a weight with few outputs also occupies a GPU."""
     out, size = weight.shape
     steps, columns = size // depth_of(weight.format, size, tile.rows), cdiv(out, tile.columns)
     return max(1, min(_PROGRAMS[tile.rows] // columns, steps // _LEAST_STEPS))
 
 
 def compile_tiles(weight: GroupTensor, bias: Tensor | None, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
-    """Compile the kernels for all numbers of rows of a dtype, so that no step waits for it."""
+    """Compile the kernels for each tile, so that no step has to wait for a compilation."""
     x = torch.zeros(1, weight.shape[1], dtype=dtype, device=weight.codes.device)
     for tile in TILES:
         multiply(x, weight, bias, out_dtype, tile, num_parts(weight, tile))

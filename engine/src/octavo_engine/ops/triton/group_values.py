@@ -1,9 +1,9 @@
-"""Weights in groups, as Triton kernels read them: their values, and the loop that multiplies them.
+"""Decodes group-quantised weights in Triton kernels: the values of codes, and the loop that multiplies them.
 
-A code of 4 bits becomes a float without a conversion: `code | 0x4300` is 128 + code in bf16, `code | 0x6400` 1024 +
-code in fp16. An e4m3 number is moved to the places of exponent and mantissa in fp32, and 2^120 corrects its exponent,
-so that no GPU needs fp8. All are exact. Then come the steps of `expand_groups`: the product with the scale in fp32, and
-one rounding.
+A 4-bit code becomes a float without a conversion: `code | 0x4300` is 128 + code in bf16, and `code | 0x6400` is 1024 +
+code in fp16. The exponent and mantissa of an e4m3 number are shifted to their places in fp32, and a factor of 2^120
+corrects the exponent, so that GPUs without FP8 suffice. All of this is exact. As in `expand_groups`, the value is then
+multiplied by the scale in fp32, and rounded once.
 """
 
 from typing import Any, no_type_check
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor
 
-#: Rows of a tile -> stages, limited by the shared memory of a thread block.
+#: Number of pipeline stages for a tile's number of rows, limited by the shared memory of a thread block.
 NUM_STAGES = {16: 3, 64: 3, 128: 2}
 
 
 def depth_of(weight_format: GroupFormat, size: int, rows: int) -> int:
-    """Return the number of inputs of a step: it divides the row, and a group divides it, or it a group.
+    """Return the inputs per loop step: a divisor of the row, and a divisor or a multiple of the group size.
 
-    `rows`: of a tile. A table's values go through shared memory, as all loads of a loop do, too small for 128 inputs of
-    large tiles.
+    `rows`: rows of a tile. Values of table4 pass through shared memory, like all loads of a loop; for large tiles, 128
+    inputs would exceed it.
     """
     group, is_large = weight_format.group_size, weight_format.codes == "table4" and rows > 16
     depths = (64, 32) if is_large else (128, 64, 32)
@@ -82,7 +82,7 @@ def spread_groups(
     SPAN: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Return the fp32 scales or offsets of some codes, [COLUMNS, WIDTH], or [COLUMNS, 1] of one group."""
+    """Return the codes' scales or offsets in fp32: [COLUMNS, WIDTH], or [COLUMNS, 1] if all are in one group."""
     is_output = column < num_columns
     if GROUP >= SPAN:
         spread = tl.load(values_ptr + (at // GROUP) * num_columns + column, mask=is_output, other=0.0)[:, None]
@@ -118,10 +118,10 @@ def multiply_groups(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Return the product [COLUMNS, ROWS] in fp32. The weight is the first operand, which wgmma takes from registers.
+    """Return the product [COLUMNS, ROWS] in fp32. The weight is the first operand: wgmma can take it from registers.
 
-    A step is two products, of the low and the high bits of some bytes, or of two halves of 8-bit codes: the inputs of
-    one product would be divided among warps, which would expand some of them twice.
+    A step makes two products: one of the low and one of the high four bits of bytes, or one for each half of 8-bit
+    codes. With one product, Triton would divide the inputs among warps, and several warps would expand the same code.
     """
     has_nibbles: tl.constexpr = (CODES == "int4") or (CODES == "table4")
     width: tl.constexpr = DEPTH // 2

@@ -1,8 +1,8 @@
 """Products of rows with the weights of their experts, in one launch for all experts.
 
-The rows are sorted by expert. A program computes some columns of a tile of rows; it finds the tile's expert from the
-first tile of each expert. Each expert has one tile more than its rows fill, as each sequence has in attention. So the
-grid does not depend on how many rows each expert has, and the host need not know these numbers.
+The rows are sorted by expert. A program computes some columns for a tile of rows; it finds the tile's expert from the
+list of each expert's first tile. Each expert gets one tile more than its rows fill, like each sequence in attention, so
+the size of the grid does not depend on the rows of each expert, and the host need not know their numbers.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from octavo_engine.ops.group_tensor import GroupTensor
 from octavo_engine.ops.triton.group_values import NUM_STAGES, layout_of, multiply_groups, pointers_of
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
-_DEPTH_BYTES = 128  # of a row of a tile, which is loaded by copies of 16 bytes
-_FP32_WARPS = 8  # of tiles of 64 rows, which spill with 4 on sm_90; tiles of 16 have too few values for 16-byte copies
+_DEPTH_BYTES = 128  # bytes of each row that a loop step loads, by copies of 16 bytes
+_FP32_WARPS = 8  # for tiles of 64 rows: 4 spill on sm_90; tiles of 16 are too small for 16-byte copies
 _SUM_COLUMNS = 1024
 _NO_START = tl.constexpr(1 << 30)
 
@@ -38,8 +38,8 @@ TILES = (Tile(16, 64, 4), Tile(64, 128, 4), Tile(128, 128, 8))
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """The choices of all rows, sorted by expert. `slots`: the index of each choice before sorting. `starts`: the first
-    choice of each expert."""
+    """The pairs of a row and one of its experts ("choices"), sorted by expert. `slots`: index of each choice before
+    sorting. `starts`: the first choice of each expert."""
 
     slots: Int[Tensor, " choices"]
     starts: Int[Tensor, " experts_plus_1"]
@@ -48,12 +48,12 @@ class SortedRows:
 
 
 def choose_tile(num_choices: int, num_experts: int) -> Tile:
-    """Return the smallest tile that the rows of an expert fill on average, as the host does not know their numbers."""
+    """Return the smallest tile that holds an expert's average number of rows; the host knows only the average."""
     return next((tile for tile in TILES if num_choices <= tile.rows * num_experts), TILES[-1])
 
 
 def sort_rows(numbers: Int[Tensor, "rows k"], experts: Int[Tensor, " experts_plus_1"], tile: Tile) -> SortedRows:
-    """Sort the choices. `numbers`: the experts of each row. `experts`: the numbers from 0 to the number of all
+    """Sort the choices by expert. `numbers`: the experts of each row. `experts`: the integers from 0 to the number of
     experts."""
     chosen, slots = numbers.flatten().sort(stable=True)
     return SortedRows(slots, torch.searchsorted(chosen, experts, out_int32=True), numbers.shape[1], tile)
@@ -66,8 +66,8 @@ def grouped_linear(
     *,
     is_sorted: bool,
 ) -> Float[Tensor, "choices out"]:
-    """Multiply. Inputs in the order of the rows give outputs sorted by expert; sorted inputs (`is_sorted`) give outputs
-    in the order of the rows."""
+    """Multiply each choice's row by its expert's weight. `is_sorted`: `x` is sorted by expert and the outputs are in
+    the order of the rows; otherwise `x` is in the order of the rows and the outputs are sorted."""
     num_experts, out_features, in_features = weight.shape
     num_choices, tile = len(rows.slots), rows.tile
     assert x.is_contiguous()
@@ -111,7 +111,7 @@ def add_experts(
     weights: Float[Tensor, "rows k"],
     start: Float[Tensor, "rows n"] | None,
 ) -> Float[Tensor, "rows n"]:
-    """Return the sum of each row's choices by weight, in the order of the experts, after `start`."""
+    """Return, for each row, the weighted sum of its experts' outputs, added to `start` in the order of the experts."""
     (num_rows, top_k), size = numbers.shape, y.shape[1]
     out = torch.empty((num_rows, size), dtype=y.dtype, device=y.device)
     add_experts_kernel[(num_rows, cdiv(size, _SUM_COLUMNS))](
@@ -128,7 +128,7 @@ def add_experts(
 @triton.jit
 @no_type_check
 def find_rows(starts_ptr, tile, EXPERTS: tl.constexpr, IDS: tl.constexpr, ROWS: tl.constexpr):
-    """Return the expert of a tile, its first choice, and the end of the expert's choices."""
+    """Return the expert of a tile, the tile's first choice, and the end of the expert's choices."""
     ids = tl.arange(0, IDS)
     first_tiles = tl.load(starts_ptr + ids, mask=ids < EXPERTS, other=_NO_START) // ROWS + ids
     expert = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1

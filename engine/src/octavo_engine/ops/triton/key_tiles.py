@@ -27,8 +27,8 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
 @triton.jit
 @no_type_check
 def find_sequence(starts_ptr, num_seqs, item, QUERIES: tl.constexpr):
-    """Find the last sequence whose first item is at most `item`. The first item of sequence i is starts[i]; with tiles
-    of QUERIES queries, it is starts[i] // QUERIES + i."""
+    """Return the last sequence whose first item is at most `item`. Sequence i starts at item starts[i], or, if items
+    are tiles of QUERIES queries, at starts[i] // QUERIES + i."""
     low = 0
     high = num_seqs
     while low < high:
@@ -88,10 +88,10 @@ def attend_keys(
 @triton.jit
 @no_type_check
 def stored_values(stored, dtype: tl.constexpr, HAS_E4M3: tl.constexpr):
-    """Return stored keys or values; bytes are e4m3 codes, which become numbers of `dtype`, and NaN stays NaN.
+    """Return stored keys or values in `dtype`. Bytes are e4m3 codes: they are converted, and NaN stays NaN.
 
-    On a GPU without a conversion, the bits of a code are shifted: this gives a number that is 2**120 or 2**8 times
-    smaller.
+    On a GPU without instructions for e4m3, the bits of a code are shifted. This gives a number that is too small by a
+    factor of 2**120 in bf16, or 2**8 in fp16, so it is multiplied by that factor.
     """
     if stored.dtype != tl.uint8:
         values = stored

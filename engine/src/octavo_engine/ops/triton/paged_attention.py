@@ -5,8 +5,8 @@ as the rows of one matrix. The grid follows from shapes alone, so that the host 
 sequence gets one tile more than its queries fill, and a program finds its sequence by binary search. Keys that no
 query of the tile sees, because of causality or the window, are not loaded.
 
-A captured step may be replayed with other query starts, lengths and block tables of as many sequences, and with fewer
-tokens: those from the last query start on belong to no sequence, and their outputs are not written.
+A captured step may be replayed with other query starts, lengths and block tables of the same number of sequences, and
+with fewer tokens: tokens after the last query start belong to no sequence, and their outputs are not written.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ class TileShape:
 
 
 def tile_shape(spec: AttentionSpec, dtype: torch.dtype, *, has_wgmma: bool = False) -> TileShape:
-    """Choose sizes for which sm_80 and sm_90 spill no registers; they were never tuned on a GPU.
+    """Choose tile sizes that spill no registers on sm_80 and sm_90; their speed was never tuned on a GPU.
 
-    `has_wgmma`: four warps multiply 64 rows from shared memory (227 KiB on sm_90): tiles of 128 rows then read K and V
-    half as often, and take two groups of four warps, for every shape of heads.
+    `has_wgmma`: four warps multiply 64 rows from shared memory (227 KiB on sm_90). Tiles of 128 rows then use two
+    groups of four warps, for every shape of heads, and read K and V half as often.
     """
     group_rows = next_power_of_2(spec.num_heads // spec.kv.num_kv_heads)
     row_bytes = next_power_of_2(spec.kv.head_dim) * dtype.itemsize
@@ -63,8 +63,8 @@ def paged_attention(
 ) -> None:
     """Write the outputs of sequences with several queries to `out`. K is `cache[:, 0]`, V `cache[:, 1]`.
 
-    Rows of `q` may be strided. `has_wgmma`, `has_e4m3`: of the GPU. A cache of bytes has e4m3 codes; `scales` are the
-    factors of K's and V's codes.
+    `q` may be strided. `has_wgmma`, `has_e4m3`: features of the GPU. A cache of dtype uint8 holds e4m3 codes, which are
+    multiplied by `scales`, one for K and one for V.
     """
     tokens, heads, dim = q.shape
     kv_heads, block_size = cache.shape[2:4]

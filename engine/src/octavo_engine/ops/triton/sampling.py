@@ -1,14 +1,14 @@
 """A token for each row of logits in one launch, without a sort: docs/reference/sampling.md defines it.
 
-A program computes one row, in two passes over it. The first keeps the largest logit of each of `_TILE` lanes; the
-`_SURE`-th largest of these is at most the row's `_SURE`-th largest logit. The second copies the logits from there on,
-few of them, and sums the weights of all. The least logit that top-k or top-p keeps is then found among the copies, by
-bisection over all fp32 numbers in their order. A row whose copies may not have all kept tokens (a larger top-k, a
-nucleus of more tokens, or more copies than fit) is bisected with one pass over the row for each bit.
+A program samples one row in two passes. The first pass keeps the largest logit of each of `_TILE` lanes; the `_SURE`-th
+largest of these is at most the `_SURE`-th largest logit of the row, and serves as a bound. The second pass copies the
+few logits that reach the bound, and sums the weights of all. Bisection over the ordered fp32 numbers then finds, among
+the copies, the least logit that top-k or top-p keeps. If the copies may lack a kept token (a larger top-k, a larger
+nucleus, or more copies than fit), the whole row is bisected instead, with one pass for each bit.
 
-Weights are integers, so that their sums are exact in any order, and multiplications are not fused with additions: a
-row's token depends only on the row, not on the number of passes, and differs from a CPU's only where the last bit of a
-logarithm decides.
+Weights are integers, so that their sums are exact in any order, and multiplications are not fused with additions. A
+row's token therefore depends only on the row, not on the number of passes; it differs from a CPU's token only where the
+last bit of a logarithm decides.
 """
 
 from typing import no_type_check
@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 _TILE = 2048
-_SURE = 1024  # how many of the largest logits the copies have, at least
-_MOST = 2048  # the most copies
-_LEAST = tl.constexpr(-2139095041)  # place of minus infinity in the order of fp32 numbers
+_SURE = 1024  # at least so many of the largest logits are copied
+_MOST = 2048  # most logits that are copied
+_LEAST = tl.constexpr(-2139095041)  # index of minus infinity among the ordered fp32 numbers
 _NEVER = tl.constexpr(float("-inf"))
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: floats of this size are integers
 _EXACT = tl.constexpr(8388608.0)  # 2^23: floats from here on are integers
@@ -31,7 +31,7 @@ _LAST_ID = tl.constexpr(2147483647)
 
 
 def sample(logits: Float[Tensor, "rows vocab"], params: Int[Tensor, "rows 8"]) -> Int[Tensor, " rows"]:
-    """Return a token per row, -1 for a row with NaN or without a finite maximum. `params`: `DRAW`s."""
+    """Return a token for each row, -1 if the row has NaN or no finite maximum. `params`: a `DRAW` for each row."""
     rows, vocab = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
@@ -126,7 +126,7 @@ def random_bits(ids, low, high):
 @triton.jit
 @no_type_check
 def noise_bound(bits):
-    """Return an upper bound of the noise of these bits, close to it where the noise is large."""
+    """Return an upper bound of the noise that these bits give; the bound is tight where the noise is large."""
     inverted = ((bits ^ 0xFFFFFFFF) >> 8).to(tl.int32).to(tl.float32)
     return (151.0 * _LOG_2 + 0.001) - inverted.to(tl.int32, bitcast=True).to(tl.float32) * (_LOG_2 / 8388608.0)
 
@@ -141,7 +141,7 @@ def noise(bits):
 @triton.jit
 @no_type_check
 def best_token(row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Return the largest logit of each lane, the largest of the row and its token, and whether the row has no finite
+    """Return each lane's largest logit, the row's largest logit and its token, and whether the row has NaN or no finite
     maximum."""
     best_each = tl.full([TILE], _NEVER, tl.float32)
     first_each = tl.full([TILE], _LAST_ID, tl.int32)
@@ -159,7 +159,7 @@ def best_token(row_ptr, VOCAB: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 @no_type_check
 def nth_largest(values, n, best):
-    """Return the n-th largest of the values, without NaN: the largest number that at least n values reach."""
+    """Return the n-th largest of `values`, which have no NaN: the largest number that at least n values reach."""
     low = tl.cast(_LEAST, tl.int64)
     high = place_of(best)
     while low < high:
@@ -184,7 +184,7 @@ def copy_largest(
     TILE: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """Copy the logits >= `bound`, as many as fit; return their number, and the sum of weights of the row."""
+    """Copy the logits >= `bound`, as many as fit; return how many there are, and the sum of the row's weights."""
     count = 0
     total = tl.zeros([TILE], tl.int64)
     for at in range(0, VOCAB, TILE):
@@ -219,9 +219,9 @@ def draw_among(
     high_key,
     MOST: tl.constexpr,
 ):
-    """Return the token that `draw` would return, from the copies alone, and whether they have all kept tokens.
+    """Return the token that `draw` would return, computed from the copies, and whether the copies have all kept tokens.
 
-    `top_k`: 0 if it is off. `total`: the sum of the weights of the whole row. The copies are the logits >= `bound`.
+    `top_k`: 0 is off. `total`: sum of the weights of the whole row. The copies are the logits >= `bound`.
     """
     lanes = tl.arange(0, MOST)
     x = tl.load(copies_ptr + lanes, mask=lanes < count, other=_NEVER)
@@ -253,7 +253,7 @@ def draw_among(
 @triton.jit
 @no_type_check
 def draw(row_ptr, cut, least, best, inverse, low, high, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Return the kept token with the largest sum of scaled logit and noise; logarithms are computed only near it."""
+    """Return the kept token with the largest sum of scaled logit and noise; only candidates near it need logarithms."""
     sums = tl.full([TILE], _NEVER, tl.float32)
     tokens = tl.full([TILE], _LAST_ID, tl.int32)
     for at in range(0, VOCAB, TILE):

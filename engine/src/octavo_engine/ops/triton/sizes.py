@@ -1,8 +1,8 @@
-"""Sizes of launches in plain integers: Triton's own functions take 2.6 us a call, and a layer needs some 12 calls."""
+"""Launch sizes in plain integers: Triton's own functions take 2.6 µs per call, and a layer makes some 12 calls."""
 
 
 def next_power_of_2(size: int) -> int:
-    """Return the least power of two that is at least `size`, which is 1 or more."""
+    """Return the smallest power of two that is at least `size`. `size` must be at least 1."""
     return 1 << (size - 1).bit_length()
 
 

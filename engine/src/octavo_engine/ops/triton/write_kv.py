@@ -17,7 +17,7 @@ def write_kv(
     slots: Int[Tensor, " tokens"],
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
-    """Write row t of `k` and `v`, which may be strided, to `slots[t]`, unless that is -1.
+    """Write row t of `k` and `v` to cache slot `slots[t]`, unless that is -1. `k` and `v` may be strided.
 
     A cache of bytes gets e4m3 codes. `scales`: the factors of K's and V's codes.
     """
@@ -72,9 +72,9 @@ def write_kv_kernel(
 @triton.jit
 @no_type_check
 def to_stored(x, factor, dtype: tl.constexpr):
-    """Return values as a cache of this dtype stores them: bytes are the e4m3 codes nearest to `x * factor`.
+    """Return values as a cache of this dtype stores them; for uint8, the e4m3 codes nearest to `x * factor`.
 
-    Ties go to the even code; values beyond 448 get the largest code; NaN stays NaN.
+    Ties round to the even code; values beyond 448 get the largest code; NaN stays NaN.
     """
     if dtype == tl.uint8:
         value = x.to(tl.float32) * factor

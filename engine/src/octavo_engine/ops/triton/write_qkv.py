@@ -25,7 +25,7 @@ def write_qkv(
     rotation: Rotation | None,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> Float[Tensor, "tokens q_heads head_dim"]:
-    """Return the queries; write K and V of token t to `slots[t]`, unless that is -1. Rows of inputs may be strided.
+    """Return the queries; write K and V of token t to cache slot `slots[t]`, unless that is -1. Inputs may be strided.
 
     A cache of bytes gets e4m3 codes. `scales`: the factors of K's and V's codes.
     """
