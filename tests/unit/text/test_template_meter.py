@@ -57,6 +57,10 @@ BOMBS = {
     "wordwrap": ("{{ ('a' * 5000000)|wordwrap(1) }}", BYTES),
     "replace": (WIDE + "{{ ('a' * 1000)|replace('a', x) }}", BYTES),
     "str.replace": (WIDE + "{{ ('a' * 1000).replace('', x) }}", BYTES),
+    "replace in a list": (WIDE + "{{ (['a'] * 1000)|replace('a', x) }}", BYTES),
+    "replace in bytes": (WIDE + "{{ ('a' * 1000).encode('utf8')|replace('a', x) }}", BYTES),
+    "replace in an escaped text": (WIDE + "{{ ('a' * 1000)|safe|replace('a', x) }}", BYTES),
+    "str.replace of an escaped text": (WIDE + "{{ (('a' * 1000)|safe).replace('', x) }}", BYTES),
     "translate": (WIDE + "{{ ('a' * 1000).translate({97: x}) }}", BYTES),
     "split": ("{{ ('a ' * 8000000).split(' ')|length }}", BYTES),
     "list of a text": (WIDE + "{{ x|list|length }}", BYTES),
@@ -117,6 +121,15 @@ BOMBS = {
     "join by a list": (WIDE + "{{ 'ab'|join([x, x, x, x, x]) }}", BYTES),
     "tojson with separators": (WIDE + "{{ ([1] * 1000)|tojson(separators=(x, ':')) }}", "64 characters"),
     "targets of links": (WIDE + "{{ ('www.a.com ' * 1000)|urlize(target=[x]) }}", BYTES),
+    "targets of links in a list": (WIDE + "{{ (['www.a.com '] * 1000)|urlize(target=x) }}", BYTES),
+    "words of a list": ("{{ ['a ' * 1000 * 2000]|wordcount }}", BYTES),
+    "groups by a default": (WIDE + "{{ (['a'] * 1000)|groupby('a', x) }}", "4096 characters"),
+    "groups by an attribute of a namespace": (WIDE + "{{ ([namespace(k=x)] * 1000)|groupby('k') }}", BYTES),
+    "sorted selection": (WIDE + "{{ ([x] * 1000)|select|sort }}", BYTES),
+    "sorted values": (WIDE + "{{ {}.fromkeys(range(1000), x).values()|sort }}", BYTES),
+    "sorted attributes": (WIDE + "{{ ([joiner(x)] * 1000)|sort(attribute='id,sep') }}", BYTES),
+    "sort by many attributes": ("{{ (['a'] * 9000)|sort(attribute='a,' * 9999) }}", "8 parts"),
+    "long name of an attribute": (WIDE + "{{ (['a'] * 9000)|map(attribute=x)|list }}", "4096 characters"),
     "time with a width": ("{{ strftime_now('%99999999d' ~ 'x' * 9999) }}", "256 characters"),
     "slow codec": ("{{ 'é'.encode('punycode') }}", "encode is supported"),
     "slow codec by keyword": ("{{ 'é'.encode(encoding='punycode') }}", "encode is supported"),
@@ -173,6 +186,13 @@ ORDINARY = {
     "{% set x %}a{{ 1 + 1 }}{% endset %}{{ x * 3 }}": "a2a2a2",
     "{% macro f(a, b=2) %}{{ a }}{{ b }}{{ caller() if caller }}{% endmacro %}{% call f(1) %}!{% endcall %}": "12!",
     "{{ 'a\nb'|indent(2) }}{{ 'a</t>b'.split('</t>')[-1].lstrip('b') }}": "a\n  b",
+    "{{ messages|sort(attribute='role,content')|map(attribute='role')|join }}": "assistantuser",
+    "{{ {'b': 'x', 'a': 'Y'}.values()|sort }}{{ ['b', 'A']|select|max }}{{ {'b': 1, 'a': 2}|dictsort }}": (
+        "['x', 'Y']b[('a', 2), ('b', 1)]"
+    ),
+    "{% for role, group in messages|groupby('role', default='x') %}{{ role }}{{ group|length }}{% endfor %}": (
+        "assistant1user1"
+    ),
     "{{ 7 // 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}{{ (3, 4)|last }}": "310243[1, 2]4",
     "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}": "3",
 }

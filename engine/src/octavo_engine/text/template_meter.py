@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from functools import partial, wraps
+from inspect import signature
 from typing import Any, cast
 
 from jinja2 import nodes, pass_context
@@ -43,10 +44,13 @@ _LIST_FILTERS = frozenset(
         *("slice", "sort", "sum", "unique"),
     )
 )
+#: Filters whose result can be much larger than the text that they make of any value.
+_TEXT_FILTERS = frozenset(("e", "escape", "forceescape", "replace", "title", "urlize", "wordcount"))
 _SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
 #: Filters that may look up an attribute of each item, such as "function.name", in Python.
 _ATTRIBUTE_FILTERS = frozenset(("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "sum", "unique"))
 _MAX_ATTRIBUTE_PARTS = 8
+_MAX_ATTRIBUTE_CHARS = 4096  # Python copies a name that it does not find
 _MAX_SEPARATOR = 64  # characters of the separators of JSON
 #: Codecs in C and handlers of errors whose result is about as large as the text; "punycode" takes quadratic time.
 _CODECS = frozenset(("utf-8", "utf8", "ascii", "latin-1", "latin1", "strict", "ignore", "replace"))
@@ -310,15 +314,18 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(context)
         meter.read(value)
-        meter.charge(_growth(name, value, _given(args, kwargs), meter))
-        if name not in _LIST_FILTERS and not isinstance(value, (str, bytes)):
-            meter.charge(meter.text_size(value))
-        if name in _SORTING_FILTERS:
-            meter.charge(meter.weight(value) // _WEIGHT_PER_SORTED_BYTE)
+        text = meter.text(value) if name in _TEXT_FILTERS and not isinstance(value, str) else value
+        meter.charge(_growth(name, text, _given(args, kwargs), meter))
+        if name not in _LIST_FILTERS and not isinstance(text, (str, bytes)):
+            meter.charge(meter.text_size(text))
+        if name in _SORTING_FILTERS and not isinstance(value, (str, bytes, range, *_CONTAINERS)):
+            value = [*value]
         if name in _ATTRIBUTE_FILTERS:
             _take_attributes(meter, value, (*args, *kwargs.values()))
         given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         first = () if passed is None else (given[passed.name],)
+        if name in _SORTING_FILTERS:
+            _charge_keys(context, value, signature(function).bind(*first, value, *args, **kwargs).arguments)
         result = function(*first, value, *args, **kwargs)
         if isinstance(result, Iterator):
             return _each_metered(result, meter)
@@ -333,11 +340,24 @@ def _each_metered(items: Iterator[Any], meter: Meter) -> Iterator[Any]:
         yield item
 
 
+def _charge_keys(context: Context, value: Any, given: Mapping[str, Any]) -> None:
+    """Charge the keys by which a filter sorts: the items, or one or several attributes of each. It may copy them all,
+    in small letters. `given`: arguments by name."""
+    meter, attribute = _meter(context), given.get("attribute")
+    names = attribute.split(",") if isinstance(attribute, str) else [attribute]
+    for name in names:
+        lookup = {"attribute": name, "default": given.get("default")}
+        keys = value if name is None else [*context.environment.call_filter("map", value, None, lookup, context)]
+        meter.charge(meter.weight(keys) // _WEIGHT_PER_SORTED_BYTE)
+
+
 def _take_attributes(meter: Meter, value: Any, args: tuple[Any, ...]) -> None:
     """Charge a step for each item whose attribute is looked up; an iterator's items are charged later."""
     names = [arg for arg in args if isinstance(arg, str)]
-    if any(name.count(".") >= _MAX_ATTRIBUTE_PARTS for name in names):
+    if any(name.count(".") + name.count(",") >= _MAX_ATTRIBUTE_PARTS for name in names):
         raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_PARTS} parts")
+    if any(len(name) > _MAX_ATTRIBUTE_CHARS for name in names):
+        raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_CHARS} characters")
     if args and isinstance(value, Sized):
         meter.step(1 + len(value))
 
@@ -385,8 +405,9 @@ def _text_growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> 
     if name == "indent":
         return (count("\n") + 1) * (max(map(_int_size, args), default=4) + longest)
     if name == "replace" and len(args) > 1:  # of texts, or of values that become texts
-        old, new = (arg if isinstance(arg, type(value)) else meter.text(arg) for arg in args[:2])
-        return count(old) * len(new) if isinstance(old, type(value)) else 0
+        kind = bytes if isinstance(value, bytes) else str  # `value` may be a text of Jinja's, marked as escaped
+        old, new = (arg if isinstance(arg, kind) else meter.text(arg) for arg in args[:2])
+        return count(old) * len(new) if isinstance(old, kind) else 0
     if name in ("rfind", "rindex", "rpartition", "rsplit") and size * longest > _MAX_REVERSE_SEARCH:
         return MAX_BYTES + 1
     if name in ("split", "rsplit", "splitlines"):
