@@ -68,6 +68,17 @@ def test_only_the_latest_are_kept(compiler):
     assert compiler.num_cached == 2
 
 
+def test_grammars_are_kept_up_to_a_number_of_characters():
+    short, other, long = regex("a"), regex("b"), regex("c" * 100)
+    compiler = GrammarCompiler(vocabulary, max_cached_chars=len(long))
+    numbers = []
+    for grammar in (short, short, other, long, long + " ", short):
+        compiler.get(grammar)
+        numbers.append(compiler.num_cached)
+    compiler.shutdown()
+    assert numbers == [1, 1, 2, 1, 0, 1]
+
+
 def test_a_referenced_grammar_is_found_after_newer_grammars(compiler):
     held = compiler.get(regex("held"))
     for text in ("a", "b", "c"):

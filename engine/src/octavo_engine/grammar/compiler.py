@@ -1,9 +1,9 @@
 """Checks and compiles grammars within limits, with llguidance: one `GrammarCompiler` per vocabulary caches the results.
 
-A compiled grammar stays available while a sequence references it, and the latest 256 are kept in any case. The
-vocabulary is built with the first grammar, so that an engine without grammars does not pay for it. llguidance returns
-errors as values; this module raises GrammarError instead. The library releases the GIL while it compiles grammars and
-computes masks. docs/internals/structured-output.md explains the choice of this library.
+A compiled grammar stays available while a sequence references it, and the latest ones are kept in any case: up to 256,
+with up to 1 MiB of text. The vocabulary is built with the first grammar, so that an engine without grammars does not
+pay for it. llguidance returns errors as values; this module raises GrammarError instead. The library releases the GIL
+while it compiles grammars and computes masks. docs/internals/structured-output.md explains the choice of this library.
 """
 
 import json
@@ -28,6 +28,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_CACHED = 256
+#: Characters of the cached grammars' texts. A compiled grammar takes 70 to 220 bytes of memory for each one.
+MAX_CACHED_CHARS = 1 << 20
 NUM_THREADS = 2  # a slow grammar does not delay the next grammar
 SILENT = 0
 INITIAL_LEXER_FUEL = 100_000
@@ -177,9 +179,16 @@ class CompiledGrammar:
 class GrammarCompiler:
     """A thread-safe compiler and cache of grammars."""
 
-    def __init__(self, load_vocabulary: Callable[[], Vocabulary], *, max_cached: int = MAX_CACHED) -> None:
+    def __init__(
+        self,
+        load_vocabulary: Callable[[], Vocabulary],
+        *,
+        max_cached: int = MAX_CACHED,
+        max_cached_chars: int = MAX_CACHED_CHARS,
+    ) -> None:
         self._load_vocabulary = load_vocabulary
-        self._max_cached = max_cached
+        self._max_cached, self._max_chars = max_cached, max_cached_chars
+        self._num_chars = 0  # of the latest grammars
         self._vocabulary: Vocabulary | None = None
         self._loading = threading.Lock()
         self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="grammar")
@@ -230,7 +239,9 @@ class GrammarCompiler:
                 self._pending.pop(grammar, None)
 
     def _keep(self, grammar: str, compiled: CompiledGrammar) -> None:
+        if self._latest.pop(grammar, None) is None:
+            self._num_chars += len(grammar)
         self._latest[grammar] = compiled
-        self._latest.move_to_end(grammar)
-        while len(self._latest) > self._max_cached:
-            self._latest.popitem(last=False)
+        while len(self._latest) > self._max_cached or self._num_chars > self._max_chars:
+            evicted, _ = self._latest.popitem(last=False)
+            self._num_chars -= len(evicted)
