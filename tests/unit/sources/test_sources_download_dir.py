@@ -9,13 +9,13 @@ from octavo_engine.sources.download_dir import (
     MARKER,
     STAGING,
     Snapshot,
+    check_disk_space,
     check_unclaimed,
     missing_files,
     move_into_place,
     prepare_staging,
     read_complete_snapshot,
 )
-from octavo_engine.sources.progress import check_disk_space
 from octavo_engine.wire.errors import StartupError
 
 FILES = {"config.json": 2, "model.safetensors": 5, "Q4/m.gguf": 1}

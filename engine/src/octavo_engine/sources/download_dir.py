@@ -21,7 +21,6 @@ from typing import IO, Any, Protocol
 
 from octavo_engine.sources.progress import (
     Advance,
-    check_disk_space,
     folder_bytes,
     ignore_progress,
     show_progress,
@@ -225,3 +224,15 @@ def _fill(folder: Path, source: ModelSource, snapshot: Snapshot, advance: Advanc
     with show_progress(source.uri, folder / STAGING, needed, advance=advance):
         source.download(missing, snapshot, staging)
     move_into_place(folder, snapshot)
+
+
+def check_disk_space(name: str, folder: Path, *, needed_bytes: int, num_files: int) -> None:
+    """Raise StartupError if `needed_bytes` exceed the free space. `folder` need not exist yet."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if needed_bytes > free:
+        raise StartupError(
+            f"{name}: {num_files} files of {size_text(needed_bytes)} remain to be fetched into {folder}, where "
+            f"{size_text(free)} are free: {size_text(needed_bytes - free)} too little. Free disk space, or choose a "
+            "larger volume (on Kubernetes: spec.model.cache)."
+        )

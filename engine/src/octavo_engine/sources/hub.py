@@ -16,11 +16,10 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo_engine.sources.download_dir import Snapshot, lock_folder
+from octavo_engine.sources.download_dir import Snapshot, check_disk_space, lock_folder
 from octavo_engine.sources.file_selection import FileSelection, select_files
 from octavo_engine.sources.progress import (
     Advance,
-    check_disk_space,
     folder_bytes,
     ignore_progress,
     show_progress,

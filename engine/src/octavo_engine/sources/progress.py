@@ -1,5 +1,4 @@
-"""Checks the free space before a download, and shows its progress: a bar on a terminal, otherwise a log line every 10
-s.
+"""Shows the progress of a download: a bar on a terminal, otherwise a log line every 10 s.
 
 Progress is measured by the size of the files in the folder, so it works with every client library. A read whose source
 sends no byte for `STALL_S` has failed; its thread may still hang.
@@ -7,7 +6,6 @@ sends no byte for `STALL_S` has failed; its thread may still hang.
 
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -16,8 +14,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
-
-from octavo_engine.wire.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
@@ -157,15 +153,3 @@ def size_text(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.2f} {unit}"
         num_bytes /= _KIB
     raise AssertionError("the last unit takes any size")
-
-
-def check_disk_space(name: str, folder: Path, *, needed_bytes: int, num_files: int) -> None:
-    """Raise StartupError if `needed_bytes` exceed the free space. `folder` need not exist yet."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if needed_bytes > free:
-        raise StartupError(
-            f"{name}: {num_files} files of {size_text(needed_bytes)} remain to be fetched into {folder}, where "
-            f"{size_text(free)} are free: {size_text(needed_bytes - free)} too little. Free disk space, or choose a "
-            "larger volume (on Kubernetes: spec.model.cache)."
-        )
