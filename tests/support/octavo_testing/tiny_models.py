@@ -162,6 +162,16 @@ TINY: dict[str, Tiny] = {
         },
     ),
 }
+_SHARED_EXPERTS: dict[str, Any] = {
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 
 #: Models that only transformers' implementation runs; those from granitemoe on have experts.
 FAMILIES: dict[str, Tiny] = {
@@ -202,21 +212,7 @@ FAMILIES: dict[str, Tiny] = {
         config={"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "rotary_dim": 8},
     ),
     "hunyuan_v1_moe": Tiny(model_type="hunyuan_v1_moe", config={"num_experts": 8, "moe_topk": 2, "head_dim": 16}),
-    "dots1": Tiny(
-        model_type="dots1",
-        config={
-            "head_dim": 16,
-            "n_routed_experts": 8,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "sliding_window": 19,
-            "max_window_layers": 2,
-        },
-    ),
+    "dots1": Tiny(model_type="dots1", config=_SHARED_EXPERTS | {"sliding_window": 19, "max_window_layers": 2}),
     "afmoe": Tiny(
         model_type="afmoe",
         config={
@@ -231,19 +227,7 @@ FAMILIES: dict[str, Tiny] = {
             "topk_group": 1,
         },
     ),
-    "glm4_moe": Tiny(
-        model_type="glm4_moe",
-        config={
-            "head_dim": 16,
-            "n_routed_experts": 8,
-            "n_shared_experts": 1,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
+    "glm4_moe": Tiny(model_type="glm4_moe", config=_SHARED_EXPERTS),
     "deepseek_v3": Tiny(
         model_type="deepseek_v3",
         config={
