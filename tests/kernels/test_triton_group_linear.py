@@ -63,6 +63,14 @@ def test_the_bits_of_a_row_depend_on_no_other(tile: Tile) -> None:
     assert torch.equal(case.compute(case.x, tile)[last:], crowded[last:])
 
 
+def test_a_rank_without_outputs_has_an_empty_product() -> None:
+    """A small vocabulary is divided in whole panels: some ranks have none of it."""
+    weight = random_group_tensor("int4", 1, 1024, 128)
+    none = replace(weight, codes=weight.codes[:0], scales=weight.scales[:, :0])
+    kernels.compile_tiles(none, None, HALF, FP32)
+    assert group_linear(random(2, 1024, dtype=HALF), none, out_dtype=FP32).shape == (2, 0)
+
+
 def test_parts_follow_from_the_tile_and_the_shape_of_the_weight() -> None:
     """They are at least four steps each; many outputs need no parts."""
     weight = random_group_tensor("int4", 1, 4096, 128)

@@ -62,7 +62,7 @@ def choose_tile(num_rows: int) -> Tile:
 def num_parts(weight: GroupTensor, tile: Tile) -> int:
     """Return into how many parts the inputs are divided, so that a weight with few outputs also occupies a GPU."""
     out, size = weight.shape
-    steps, columns = size // depth_of(weight.format, size, tile.rows), cdiv(out, tile.columns)
+    steps, columns = size // depth_of(weight.format, size, tile.rows), max(1, cdiv(out, tile.columns))
     return max(1, min(_PROGRAMS[tile.rows] // columns, steps // _LEAST_STEPS))
 
 
