@@ -281,6 +281,12 @@ def test_unknown_settings_of_compressed_tensors_are_refused(
         changed(tmp_path, {}, "ct_packed", **settings)
 
 
+def test_an_error_quotes_a_part_of_a_long_setting(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"ignore=\[0, 0.* list of names\.$") as failure:
+        changed(tmp_path, {}, "ct_packed", ignore=[0] * 100_000)
+    assert len(str(failure.value)) < 2100
+
+
 def test_fused_parts_with_different_orders_are_refused(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.k_proj"
     order = torch.arange(63, -1, -1, dtype=torch.int32) // 32

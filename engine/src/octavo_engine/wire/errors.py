@@ -14,6 +14,8 @@ OctavoError
 
 from typing import Literal
 
+MAX_MESSAGE_CHARS = 2000
+
 
 class OctavoError(Exception):
     """Base class of the errors whose messages are for users."""
@@ -84,11 +86,19 @@ StartupCode = Literal["StartupFailed", "OutOfMemory", "ModelNotFound", "NoDevice
 
 
 class StartupError(OctavoError):
-    """The process cannot start. The message is one line; the process ends with exit code 1."""
+    """The process cannot start. Long lines of the message are shortened; the process ends with exit code 1."""
 
     def __init__(self, message: str, *, code: StartupCode = "StartupFailed") -> None:
-        super().__init__(message)
+        super().__init__("\n".join(map(shortened, message.split("\n"))))
         self.code = code
+
+
+def shortened(message: str) -> str:
+    """Cut out the middle of a long message, which may quote a value of any length from a request or a file."""
+    if len(message) <= MAX_MESSAGE_CHARS:
+        return message
+    half = MAX_MESSAGE_CHARS // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def first_line(error: BaseException) -> str:

@@ -20,13 +20,13 @@ from octavo_engine.wire.errors import (
     OctavoError,
     Overloaded,
     Unavailable,
+    shortened,
 )
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 MAX_REPORTED_FIELDS = 5
 MAX_DESCRIBED_ERRORS = 1000
-MAX_MESSAGE_CHARS = 2000
 
 
 class MalformedRequest(InvalidRequest):
@@ -221,7 +221,7 @@ def describe(error: Exception) -> ApiError:
     return ApiError(
         condition.status,
         condition.type,
-        _shortened(str(error)),
+        shortened(str(error)),
         getattr(error, "param", None),
         _headers(error),
         code=condition.code,
@@ -234,14 +234,6 @@ def describe(error: Exception) -> ApiError:
 _MESSAGES = dict.fromkeys(("model_type", "dict_type"), "Input should be an object") | {
     "list_type": "Input should be a valid array"
 }
-
-
-def _shortened(message: str) -> str:
-    """Cut out the middle of a long message, which may quote a value of any length, such as a model's name."""
-    if len(message) <= MAX_MESSAGE_CHARS:
-        return message
-    half = MAX_MESSAGE_CHARS // 2
-    return f"{message[:half]} ... {message[-half:]}"
 
 
 def malformed(error: ValidationError, where: str = "") -> MalformedRequest:
