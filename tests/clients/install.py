@@ -58,7 +58,8 @@ def install_python(folder: Path) -> dict[str, str]:
 def install_node(folder: Path) -> dict[str, str]:
     """Install the Node clients, and copy the checks beside them, where Node finds the packages.
 
-    Returns the version of each client that is installed; none without Node, whatever an earlier run installed.
+    Return the versions of the installed clients, by name. Without Node, return none, even if an earlier run has
+    installed some: they cannot run.
     """
     if missing := [command for command in ("node", "npm") if shutil.which(command) is None]:
         print(f"{' and '.join(missing)} not found; the clients of Node are left out: install Node 20", file=sys.stderr)

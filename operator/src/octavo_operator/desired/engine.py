@@ -101,7 +101,10 @@ def _deployment_spec(service: InferenceService, chosen: RenderedTemplate) -> Man
 
 
 def _group_set_spec(service: InferenceService, chosen: RenderedTemplate) -> Manifest:
-    """When one pod of a replica ends, the others end, too, and all start again in place."""
+    """Return the spec of a LeaderWorkerSet, which restarts no pods.
+
+    If the engine in one pod of a replica ends, so do those in its other pods; Kubernetes restarts their containers.
+    """
     return {
         "startupPolicy": "LeaderCreated",
         "networkConfig": {"subdomainPolicy": "Shared"},
