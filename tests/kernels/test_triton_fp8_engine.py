@@ -100,7 +100,7 @@ def test_tokens_equal_transformers_over_the_same_roundings(
         found = tokens_of(quantised)
     reference = rounding_reference(unpacked, *ROUNDINGS[method])
     assert found == [generated(reference, ids) for ids in PROMPTS]
-    assert f"{4 * LAYERS} linear layers round them to FP8 (e4m3), and 0 take 16 bits" in caplog.text
+    assert f"{4 * LAYERS} linear layers round them to FP8 (e4m3), 0 use 16 bits" in caplog.text
 
 
 def test_a_gpu_without_fp8_multiplies_inputs_of_16_bits(

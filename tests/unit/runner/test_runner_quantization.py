@@ -128,7 +128,7 @@ def test_layers_whose_inputs_are_no_whole_blocks_are_named_in_one_line(
     (message,) = caplog.messages
     assert f"{len(model.quantised_tensors())} tensors were quantised to Q4_1" in message
     assert "18 linear layers stay in bfloat16" in message  # in two layers, eight experts and a shared one
-    assert "(40, 56) are no multiples of 32: the first is model.layers.0.mlp.experts.0.down_proj" in message
+    assert "(40, 56) are not multiples of 32: the first is model.layers.0.mlp.experts.0.down_proj" in message
 
 
 def test_dummy_weights_are_quantised(models: Path) -> None:

@@ -107,7 +107,7 @@ def test_parts_beside_a_part_without_blocks_are_expanded(tmp_path: Path, caplog:
     with caplog.at_level(logging.INFO, logger=weight_formats.__name__):
         log_expanded(stored, model.block_tensors(), DEVICE, plan.dtype)
     assert "3 quantised tensors are expanded to bfloat16" in caplog.text
-    assert "another part of a fused weight" in caplog.text
+    assert "another part of their fused weight" in caplog.text
 
 
 @pytest.mark.parametrize(("qtype", "dtype"), [("MXFP4", "bfloat16"), ("Q8_0", "float32")])

@@ -140,8 +140,8 @@ class Committer:
     def _fail(self, plan: StepPlan, error: str) -> list[SeqOutput]:
         """End the sequences of the failed step; all other sequences are recomputed, as the KV memory may be corrupt.
 
-        The runner may not have dropped the sequences that this plan and plans in flight list as dropped: list them
-        again.
+        Sequences that this plan and plans in flight list as dropped are listed again, because the runner may not have
+        dropped them.
         """
         state = self._state
         failed = [plan, *state.in_flight.values()]

@@ -1,11 +1,11 @@
 """`EncoderCache`: decides which images a step encodes, and which ones it drops to make room.
 
-The rows of an image take the place of the embeddings of its tokens, so a chunk may have tokens of an image only if the
-runner has its rows. A chunk ends before an image that must wait for room or time. The least recently used rows are
-dropped first, but no rows that a running sequence needs for its next tokens. No image overtakes one that waits in the
-same step, and sequences whose images fill the cache advance, so no image waits forever.
+An image's rows replace the embeddings of its placeholder tokens, so a chunk may contain tokens of an image only if the
+runner has its rows. A chunk ends before an image that must wait for space or time. The least recently used rows are
+dropped first, but never rows that a running sequence needs for its next tokens. In a step, no image overtakes one that
+waits, and sequences advance whose images fill the cache, so no image waits forever.
 
-The first image of a step is always encoded; in a step with a time limit, others use up the time of prompts.
+A step always encodes its first image. If the step has a time limit, further images use time that prompts would get.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from octavo_engine.wire.records import ImageSpan
 
 
 class EncoderCache:
-    """The images whose rows the runner will have once all issued plans have run, least recently used first.
+    """The images whose rows the runner has once all issued plans have run, in order from least to most recently used.
 
     A digest names an image's rows; it depends on the request's salt.
 
@@ -55,7 +55,7 @@ class EncoderCache:
     ) -> int:
         """Plan the encoding of images; return how many of the next `want` tokens come before an image that must wait.
 
-        `is_limited`: the step has a time limit. `shares`: those of the step's prompts, once its decodes are planned.
+        `is_limited`: the step has a time limit. `shares`: those of the step's prompts; None until decodes are planned.
         """
         first, end = seq.computed, seq.computed + want
         needed = [
@@ -80,12 +80,12 @@ class EncoderCache:
         return want
 
     def lacks_next(self, seq: Sequence) -> bool:
-        """Return True if the next token of a sequence is one of an image without rows."""
+        """Return whether the next token of a sequence belongs to an image that has no rows."""
         images = [image for image in seq.group.request.images if image.start <= seq.computed < image.end]
         return any(image.digest not in self._lengths for image in images)
 
     def forget(self, seq: Sequence) -> None:
-        """Drop the images of a sequence that has failed: one of them may have no rows."""
+        """Drop the rows of a failed sequence's images, because the runner may not have them."""
         for key in {image.digest for image in seq.group.request.images}.intersection(self._lengths):
             self._drop(key, self._dropped)
 
@@ -125,8 +125,8 @@ class EncoderCache:
     def _needed_next(self, running: list[Sequence]) -> set[bytes]:
         """Return each sequence's images from its next token up to the first image without rows.
 
-        Later images are not kept: a sequence must not hold the room that it waits for itself. Without chunked prefill
-        no image is kept.
+        Later images are not kept, because a sequence must not occupy the space for which it waits itself. Without
+        chunked prefill, no image is kept.
         """
         found = set[bytes]()
         for seq in running if self._is_chunked else ():

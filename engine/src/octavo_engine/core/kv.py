@@ -85,7 +85,7 @@ class KVCache:
         return hit
 
     def touch(self, seq: Sequence) -> int:
-        """Mark the cached blocks of a newly queued request, in both tiers, as recently used: they are evicted later.
+        """Mark the cached blocks of a newly queued request as recently used, in both tiers, to evict them later.
 
         Return the number of their tokens, if the request has images.
         """
@@ -136,15 +136,15 @@ class KVCache:
 
     def shortfall(self, seq: Sequence, hit: Hit, *, alone: bool) -> int:
         """Return how many blocks are missing to admit `seq`; 0 or less if none."""
-        # Forked siblings each need a tail block of their own in the next step.
+        # In the next step, each forked sibling needs a tail block of its own.
         spare = 0 if alone else self._watermark + len(seq.indices) - 1
         return self._num_fresh(seq, hit) + spare - self.pool.num_available
 
     def share_computed(self, seq: Sequence) -> int:
-        """Let a running prompt read blocks that other prompts have computed or planned since it was admitted.
+        """Let a running prompt reuse blocks that other prompts have computed, or will compute, since it was admitted.
 
-        Prompts that share a prefix thus compute each block once. At least one token remains to be computed. Return by
-        how many tokens `seq.computed` has grown.
+        Prompts with a common prefix thus compute each block once. At least one token remains to be computed. Returns
+        the increase of `seq.computed`, in tokens.
         """
         first, limit = seq.computed // self.block_size, (len(seq.token_ids) - 1) // self.block_size
         if not (self.caching and seq.params.reads_prefix_cache and seq.num_registered == first < limit):
@@ -297,7 +297,7 @@ class KVCache:
         return True
 
     def _use_tail_first(self, on_host: list[bytes]) -> None:
-        """Mark host blocks of a prefix as used, the last one first: a full tier then drops tails before heads."""
+        """Mark a prefix's host blocks as used, last block first, so that a full tier evicts ends of prefixes first."""
         if self.host:
             for block_hash in reversed(on_host):
                 self.host.find(block_hash)

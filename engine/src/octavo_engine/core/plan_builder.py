@@ -1,7 +1,7 @@
 """`PlanBuilder`: adds the tokens of sequences to the plan of a step, in the order in which `Planner` chooses them.
 
-A sequence is announced in the plan of its first tokens; later plans have only its new blocks. After the last token of a
-prompt with several outputs, a sequence is forked for each further output.
+The plan with a sequence's first tokens introduces the sequence; later plans have only its new blocks. If a prompt has
+several outputs, its sequence is forked, once per further output, in the step that computes the last prompt token.
 """
 
 from octavo_engine.core.prompt_shares import PromptShares
@@ -38,10 +38,10 @@ class PlanBuilder:
         self._forks.clear()
 
     def schedule(self, seq: Sequence, want: int, shares: PromptShares | None, *, is_limited: bool) -> int:
-        """Add up to `want` tokens of `seq`, whose blocks are allocated, to the plan; return their number.
+        """Add up to `want` tokens of `seq`, whose blocks are allocated, to the plan; return the number of added tokens.
 
-        Fewer tokens are added if their prompt log-probabilities take too long, and fewer, or none, before an image that
-        must wait. `shares`, `is_limited`: see `EncoderCache.encode`.
+        The number is lower if the prompt log-probabilities of the tokens take too long, or if an image must wait: only
+        tokens before this image are added. `shares`, `is_limited`: see `EncoderCache.encode`.
         """
         if seq.prompt_logprobs is not None and self.is_fair and self._costs.logprob_row_s:
             want = min(want, max(1, int(self._logprobs_left_s / self._costs.logprob_row_s)))
@@ -71,7 +71,7 @@ class PlanBuilder:
         return want
 
     def encode_images(self, seq: Sequence, want: int, shares: PromptShares | None, *, is_limited: bool) -> int:
-        """Plan the encoding of images; return how many of `want` tokens come before one that must wait."""
+        """Plan the encoding of images; return how many of `want` tokens come before an image that must wait."""
         if not seq.group.request.images:
             return want
         state, encode = self._state, self.plan.encode
@@ -82,7 +82,7 @@ class PlanBuilder:
         return want
 
     def _fork_outputs(self, parent: Sequence) -> None:
-        """Fork a child per further output in the step of the last prompt token; it samples from the parent's logits."""
+        """Fork a child for each further output, which samples its first token from the parent's last prompt row."""
         for index in parent.indices[1:]:
             child = forked_sequence(
                 parent, seq_id=self._state.new_seq_id(), index=index, computed=len(parent.token_ids)
@@ -98,7 +98,7 @@ class PlanBuilder:
             child.in_flight += 1
             child.pending += 1
         del parent.indices[1:]
-        # num_places still counts the children: they enter `running` at the end of the step.
+        # `num_places` still includes the children, which become running sequences at the end of the step.
 
     def _announce(self, seq: Sequence) -> None:
         if seq.announced:

@@ -6,12 +6,12 @@ of the queue gets blocks for all its tokens or is not admitted, and no later seq
 runs the head always fits, because `Scheduler.add` rejects larger requests. A sequence whose adapter would exceed the
 step's limit is overtaken by sequences without an adapter.
 
-While tenants compete, each has its own queue, and the least served tenant's head is first; a head that must wait delays
-only tenants that are a whole step ahead of it. If a tenant has no place, or got less than another one, the head of its
-queue is admitted before the running sequences are scheduled; running sequences of other tenants are preempted for it.
+While tenants compete, each has its own queue, and the head of the least served tenant's queue is first; if it must
+wait, only tenants that are a whole step ahead wait, too. The head of a tenant that runs nothing, or was served less
+than another, is admitted before running sequences are scheduled; if need be, sequences of others are preempted.
 
-With `max_step_ms`, sequences with one token to compute (decodes) come first, and `PromptShares` divides the rest of the
-step between the others (prompts). The first prompt is scheduled last: it gets the tokens that later prompts leave.
+With `max_step_ms`, decodes (sequences with one token to compute) come first, and `PromptShares` divides the rest of the
+step between prompts. The first prompt is scheduled last: it gets the tokens that later prompts leave.
 
 A chunk ends before an image that must wait (`EncoderCache`), so it may be empty.
 
@@ -30,13 +30,13 @@ from octavo_engine.core.state import SchedulerState
 from octavo_engine.core.tenants import Tenant
 from octavo_engine.wire.plan import SeqStep, StepCosts, StepPlan
 
-MAX_MISFITS = 16  # heads without enough blocks after which a step admits no more: each costs a lookup
+MAX_MISFITS = 16  # after so many heads without enough blocks, a step admits no more: each costs a lookup
 
 
 class StepAdapters:
     """The adapters of a step: at most `limit` different ones (0: no limit).
 
-    Once a sequence has to wait, later ones with an adapter wait behind it, so that places become free.
+    Once a sequence must wait for an adapter, later sequences with adapters wait, too, so that it can join a later step.
     """
 
     def __init__(self, limit: int, running: list[Sequence]) -> None:
@@ -45,7 +45,7 @@ class StepAdapters:
         self._is_full = False
 
     def admit(self, adapter: str) -> bool:
-        """Return True if a sequence with this adapter, "" for the model itself, may join the step."""
+        """Return whether a sequence with this adapter may join the step. "": the sequence uses no adapter."""
         if not adapter or not self._limit:
             return True
         self._is_full = self._is_full or len(self._adapters | {adapter}) > self._limit
@@ -63,8 +63,8 @@ class Planner:
         self._plan = self._builder.plan
         self._costs = StepCosts()
         self._shares_step = self._builder.is_fair  # whether prompts share the step's time
-        self._fresh: set[Sequence] = set()  # admitted before `running` is scheduled: this step preempts none of them
-        self._givers: set[Tenant] = set()  # tenants from which this step took back a sequence: they admit none
+        self._fresh: set[Sequence] = set()  # admitted before `running` is scheduled: this step does not preempt them
+        self._givers: set[Tenant] = set()  # tenants from which this step preempted for others: they admit none
         self._num_misfits = 0
         self._prompts: list[Sequence] = []  # running, in order, with their blocks
         self._num_reserved = 0  # tokens of this step reserved for the prompts
@@ -208,7 +208,7 @@ class Planner:
         return self._schedule(seq, want)
 
     def _schedule_first(self, seq: Sequence, shares: PromptShares, budget: int) -> int:
-        """Schedule the first prompt within `budget` and the time that other prompts leave; return the tokens left."""
+        """Schedule the first prompt within `budget` and the time that other prompts leave; return the new budget."""
         state = self._state
         self._share_computed(seq)
         delays_others = len(state.running) > 1 or (state.num_waiting and state.blocked_by == "budget")
@@ -265,10 +265,10 @@ class Planner:
             self._state.preempt(victim, swap=swap)
 
     def _heads(self) -> Iterator[Sequence]:
-        """Yield each tenant's first waiting sequence in order of service, and once it is admitted, the tenant's next.
+        """Yield the first waiting sequence of each tenant, least served tenant first; after an admission also its next.
 
-        A sequence whose adapter must wait is overtaken. After a sequence that finds no blocks, the iteration ends at
-        the first sequence with a worse priority or of a tenant that is a step ahead.
+        A sequence whose adapter must wait is skipped. Once a sequence finds no blocks, the iteration ends at the first
+        sequence that has a worse priority, or whose tenant is a step ahead.
         """
         heads = [tenant.head for tenant in self._state.tenants.active.values() if tenant.waiting]
         heapify(heads)
@@ -310,7 +310,7 @@ class Planner:
                 self._fresh.add(seq)
 
     def _take_back(self, seq: Sequence) -> bool:
-        """Preempt sequences of tenants that hold more, until `seq` fits; return False if it does not."""
+        """Preempt sequences of tenants that use more, until `seq` fits; return False if that is impossible."""
         state, tenants = self._state, self._state.tenants
         places = state.num_places + len(seq.indices) - self._config.max_num_seqs
         hit = self._kv.lookup(seq)

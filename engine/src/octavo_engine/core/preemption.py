@@ -14,7 +14,7 @@ from octavo_engine.wire.plan import BlockId, StepCosts
 def victims_for(
     seq: Sequence, later: list[Sequence], *, shortfall: int, kv: KVCache, places: int = 0
 ) -> list[Sequence] | None:
-    """Return the fewest latest sequences that free `shortfall` blocks and `places`; None if all are too few."""
+    """Return the fewest of the latest sequences that free `shortfall` blocks and `places`; None: all do not suffice."""
     refs, written = kv.pool.refs, kv.shared_write_block(seq)
     copies_hashed = written is not None and kv.pool.hashes[written] is not None
     left: dict[BlockId, int] = {}

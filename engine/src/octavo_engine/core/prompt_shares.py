@@ -1,29 +1,28 @@
 """`PromptShares`: divides the tokens and the time of one step between its prompts, so that no prompt delays another.
 
-The first prompt, in order of service, keeps half of the step if it needs that much. A later prompt gets all that is
-left if two steps can finish it, else half, so that prompts after it get a share, too. The remainder goes to the first
-prompt. Times are predicted from `StepCosts`, an input, so equal inputs give equal shares.
+Half of the step is reserved for the prompt that is first in the order of service, or less if it needs less. Each later
+prompt gets all that is left if two steps can finish it, otherwise half, so that prompts after it get a share, too. The
+first prompt also gets what remains. Times are predicted from `StepCosts`, so equal inputs give equal shares.
 """
 
 from octavo_engine.wire.plan import SeqStep, StepCosts
 
 #: Tokens of all prompts in a step while costs are unmeasured: enough to measure them.
 UNMEASURED_TOKENS = 128
-#: Least share of a later prompt, if that is half of it: two steps finish it, however slow the machine is.
+#: Minimum share of a prompt that this share finishes in two steps, however slow the machine is.
 MIN_CHUNK_TOKENS = 16
-#: Least time of prompts, relative to the step without them: prompts advance even if decodes alone exceed the limit.
+#: Minimum time of prompts, relative to the rest of the step: they advance even if decodes alone exceed the limit.
 MIN_SHARE = 1.0
-#: The same for a prompt that delays no other sequence: overhead is then a sixteenth of the step. A request that arrives
-#: meanwhile waits as long as 16 of its tokens take.
+#: The same if no other sequence is delayed: the rest then takes a sixteenth of the step. A request that arrives during
+#: the step has to wait for its end.
 MIN_SHARE_ALONE = 15.0
 
 
 class PromptShares:
-    """The shares of one step. `max_step_s`: time limit of the step. `decodes`: entries of the plan that are not
-    prompts.
+    """The shares of one step. `max_step_s`: time limit of the step. `decodes`: the plan's entries that are no prompts.
 
-    The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`. Calls of `take`
-    come at any time.
+    The order of calls is `reserve_first`, then `later` and `spend` for each later prompt, then `first`. `take` may be
+    called at any time.
     """
 
     def __init__(self, max_step_s: float, costs: StepCosts, decodes: list[SeqStep]) -> None:

@@ -91,8 +91,8 @@ class Scheduler:
     def add(self, request: EngineRequest, now: float, *, deferred: bool = False) -> None:
         """Queue a request. Raises InvalidRequest if it could never run.
 
-        A deferred request is scheduled only after a call of `prepared`; until then later requests overtake it. A
-        request with images is deferred, unless the blocks of all images are cached; see `unprepared`.
+        A deferred request is scheduled only after a call of `prepared`; until then, later requests overtake it. A
+        request with images is deferred, unless the blocks of all its images are cached; see `unprepared`.
         """
         state = self._state
         if request.request_id in state.groups:
@@ -116,13 +116,13 @@ class Scheduler:
 
     @property
     def unprepared(self) -> list[tuple[EngineRequest, int]]:
-        """Requests that the latest `add` or `step` has deferred, each with a position: images that end after it must be
-        prepared."""
+        """Requests that the latest `add` or `step` has deferred for images. The images that end after the given
+        position must be prepared."""
         return [(group.request, group.images_from) for group in self._state.unprepared]
 
     @property
     def encoded(self) -> list[str]:
-        """Requests whose images are not needed after the latest plan has run, unless `unprepared` lists them again."""
+        """Requests whose images are not needed once the latest plan has run, unless `unprepared` lists them again."""
         return self._state.encoded
 
     def prepared(self, request_id: str, now: float, *, error: ErrorInfo | None = None) -> list[SeqOutput]:
@@ -241,9 +241,9 @@ class Scheduler:
         return len(self._state.seqs) > len(self._state.deferred)
 
     def waiting_reason(self, request_id: str) -> str | None:
-        """Return why a request waits: "grammar", "images", "adapter", else why the head of the queue was not admitted.
+        """Return why a request waits: "grammar", "images" or "adapter", or why the head of the queue was not admitted.
 
-        The reasons are "capacity", "budget", "max_num_seqs" and "max_loras". None if no sequence of the request waits.
+        The reasons of the head are "capacity", "budget", "max_num_seqs" and "max_loras". None: no sequence of it waits.
         """
         group = self._state.groups.get(request_id)
         if group is not None and any(seq.status == "deferred" for seq in group.live):

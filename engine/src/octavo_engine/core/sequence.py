@@ -1,14 +1,14 @@
 """`Sequence`: one stream of tokens; `SequenceGroup`: the sequences of one request.
 
 States: waiting -admit-> running -preempt-> preempted -admit-> running; any state -finish-> finished, which is final and
-reached once per index. A sequence that waits for a grammar, images or an adapter starts as deferred -prepared->
-waiting. A waiting or preempted sequence is deferred again if it needs images that are not prepared. `computed` counts
-the tokens whose KV exists once every issued plan has run; tokens [computed, length) remain to be computed. The last
-`pending` of these tokens are sampled by plans in flight, and are not known yet. With `steps_ahead`, the next decode
-step of such a sequence may be planned; otherwise the sequence waits for its newest token.
+reached once per index. A sequence that needs a grammar, images or an adapter starts as deferred -prepared-> waiting. A
+waiting or preempted sequence is deferred again if it needs images that are not prepared. `computed` counts the tokens
+whose KV exists once every issued plan has run; tokens [computed, length) remain to be computed. Plans in flight sample
+the last `pending` of these tokens, which are not known yet. With `steps_ahead`, the next decode step of a sequence may
+be planned before its newest token is known; otherwise the sequence waits for this token.
 
-Not obvious: a request with n > 1 starts as one sequence that stands for all of `indices` and computes the prompt once.
-At the step that computes the last prompt token it keeps the first index and forks the others.
+A request with n > 1 starts as one sequence, which computes the prompt once and stands for all `indices` (outputs). In
+the step that computes the last prompt token, it keeps the first index, and the others are forked from it.
 """
 
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ NO_TOKEN = -1
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """The sequences of one request. `live`: those that have not finished. `next_index`: the index of the next fork.
+    """The sequences of one request. `live`: the unfinished ones. `next_index`: index of the next forked output.
 
-    `num_cached`: prompt tokens found in the cache when the first of them ran; -1: none has run. `tenant` is set when a
-    sequence enters the queue. `images_from`: images that end after this position are prepared, or being prepared while
-    sequences are deferred.
+    `num_cached`: prompt tokens in the cache when the first sequence began to run; -1: none has run. `tenant`: set when
+    a sequence enters the queue. `images_from`: images that end after this position are prepared or, while a sequence is
+    deferred, being prepared.
     """
 
     request: EngineRequest
@@ -46,7 +46,7 @@ class SequenceGroup:
         return any(seq.status == "deferred" for seq in self.live)
 
     def needs_images(self, num_cached: int) -> bool:
-        """Return True if a sequence that computes all tokens from `num_cached` on must wait for images."""
+        """Return whether a sequence that computes all tokens from `num_cached` on must wait for images."""
         images = self.request.images
         return any(num_cached < image.end <= self.images_from for image in images) or (
             bool(images) and self.is_deferred
@@ -57,7 +57,7 @@ class SequenceGroup:
 class Sequence:
     seq_id: SeqId
     group: SequenceGroup
-    indices: list[int]  # the request's outputs that it stands for: several only before the fork
+    indices: list[int]  # the outputs for which it stands: several only before the fork
     key: Key  # a smaller key is served first and preempted last
     token_ids: list[int]
     limit: int  # largest len(token_ids)
@@ -109,8 +109,8 @@ class Sequence:
         return len(self.token_ids) + self.pending
 
     def num_own_blocks(self, block_size: int) -> int:
-        """Return the number of blocks that only this sequence has computed: neither cached nor shared with a
-        sibling."""
+        """Return the number of blocks that only this sequence uses: blocks neither found in the cache nor shared with
+        siblings."""
         shared = self.num_prompt if self.key[-1] else max(self.num_cached, 0)
         return max(len(self.table) - shared // block_size, 0)
 
@@ -148,7 +148,7 @@ class Sequence:
 
 
 def new_sequence(request: EngineRequest, *, seq_id: SeqId, key: Key, max_len: int, now: float) -> Sequence:
-    """Create a request's first sequence, which stands for all its outputs. `max_len`: most tokens of a sequence."""
+    """Create the first sequence of a request; it stands for all outputs. `max_len`: most tokens of a sequence."""
     params, num_prompt = request.params, len(request.prompt_token_ids)
     limit = max_len if params.max_tokens is None else min(max_len, num_prompt + params.max_tokens)
     shaped = request.grammar is not None  # the grammar's masks then decide when an end token is allowed

@@ -1,9 +1,9 @@
 """`SchedulerState`: the state shared by planning and committing: queues, sequences, KV cache and counters.
 
-`running` and the queue of each tenant are ordered by key (priority, arrival, index), so that the sequence to preempt is
-always the last of `running`, which each step schedules last, and a preempted sequence returns to the head of its queue.
-While tenants compete, `order_running` puts sequences of tenants that hold more last. A waiting request with n > 1 is
-one sequence that needs n places: `num_places` counts the running sequences and those that they will fork into.
+`running` and each tenant's queue are ordered by key (priority, arrival, index). The last sequence of `running` is thus
+scheduled last and preempted first, and a preempted sequence returns to the head of its queue. While tenants compete,
+`order_running` moves sequences of tenants that use more to the end. A waiting request with n > 1 is one sequence that
+needs n places of `max_num_seqs`: `num_places` counts running sequences and those that they will fork.
 """
 
 import bisect
@@ -38,17 +38,17 @@ class SchedulerState:
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
         self.tenants = Tenants(config)
-        self.deferred: dict[SeqId, Sequence] = {}  # not in a queue until prepared: ready sequences overtake them
-        self.num_waiting_tokens = 0  # tokens to compute before each waiting sequence has its next token
+        self.deferred: dict[SeqId, Sequence] = {}  # in no queue until they are prepared: ready sequences overtake them
+        self.num_waiting_tokens = 0  # tokens to compute until each waiting sequence can sample
         self.num_places = 0
         self.num_needing_newest = 0  # running sequences with `needs_newest`
         self.in_flight: dict[int, StepPlan] = {}
         self.dropped: list[SeqId] = []  # the next plan lists them for the runner to drop
         self.counters = EngineStats(total_blocks=config.num_blocks, host_total_blocks=config.num_host_blocks)
         self.now = 0.0
-        self.unprepared: list[SequenceGroup] = []  # deferred for their images by the latest `add` or `step`
+        self.unprepared: list[SequenceGroup] = []  # requests that the latest `add` or `step` deferred for images
         self.encoded: list[str] = []  # requests whose last image tokens the latest plan computes
-        self.blocked_by = ""  # why the head of the queue wasn't admitted by the latest step
+        self.blocked_by = ""  # why the latest step did not admit the head of the queue
         self._next_seq_id = 0
         self._is_by_key = True  # `running` is ordered by key
 
@@ -71,13 +71,13 @@ class SchedulerState:
         return self._next_seq_id
 
     def enter(self, seq: Sequence) -> None:
-        """Add a sequence that is not deferred; the caller puts it into a queue or among the running ones."""
+        """Add a sequence that is not deferred. The caller then adds it to a queue or to `running`."""
         request = seq.group.request
         self.seqs[seq.seq_id] = seq
         seq.group.tenant = self.tenants.enter(request.tenant, request.weight)
 
     def count_prompt(self, num_tokens: int, seq: Sequence) -> None:
-        """Count prompt tokens in the total and for the tenant, so that the tenants' sum equals the total."""
+        """Count prompt tokens twice, in the total and for the tenant, so that the sum over tenants equals the total."""
         self.counters.prompt_tokens += num_tokens
         self.tenants.usage[seq.group.request.tenant].prompt_tokens += num_tokens
 
@@ -92,7 +92,7 @@ class SchedulerState:
         self.tenants.usage[seq.group.request.tenant].generation_tokens += num_tokens
 
     def order_running(self) -> None:
-        """While tenants compete, put each tenant's first sequence in front; sort the others by what tenants hold."""
+        """While tenants compete, move each tenant's first sequence to the front; sort others by their tenants' use."""
         if self.tenants.compete:
             held = {tenant: self.tenants.part(tenant) / tenant.weight for tenant in self.tenants.active.values()}
             self.running.sort(
@@ -123,7 +123,7 @@ class SchedulerState:
         self.num_waiting_tokens -= len(seq.token_ids) - 1
 
     def cut(self, seq: Sequence, num: int) -> None:
-        """Cut a waiting sequence to `num` of its outputs, unless `num` is 0; a new waiting sequence gets the rest."""
+        """Leave `num` outputs (if > 0) to a waiting sequence, and make a new waiting sequence for its other outputs."""
         if 0 < num < len(seq.indices):
             rest = forked_sequence(seq, seq_id=self.new_seq_id(), index=seq.indices[num], computed=0)
             rest.indices, seq.indices = seq.indices[num:], seq.indices[:num]
@@ -152,7 +152,7 @@ class SchedulerState:
         self.defer(seq)
 
     def end_images(self, group: SequenceGroup) -> None:
-        """List a request as encoded once every sequence of it has computed the tokens of all images."""
+        """List a request in `encoded` once each of its sequences has computed the tokens of all images."""
         end = group.request.images[-1].end
         if group.images_from < end and all(seq.status == "running" and seq.computed >= end for seq in group.live):
             group.images_from = end

@@ -1,12 +1,12 @@
-"""`Tenants`: each tenant's service so far, its queue, and the places and blocks that it holds.
+"""`Tenants`: how much service each tenant has had, its queue, and the places and blocks that it uses.
 
-A tenant is the name of an API key. Its *counter* is a virtual time: for each sequence of each step, (1 + computed
-tokens) / the tenant's weight, so a generated token costs 2. The tenant with the least counter is served first. A
-returning tenant's counter is raised to the least counter of tenants with work: idle time earns no credit, while a
-larger counter is kept.
+A tenant is the name of an API key. Its *counter* is a virtual time: for each sequence, a step adds (1 + computed
+tokens) / the tenant's weight, so a generated token costs 2. The tenant with the lowest counter is served first. The
+counter of a tenant that returns is raised to the lowest counter of active tenants, so that idle time earns no credit; a
+higher counter stays.
 
-A tenant is active while it has a sequence that is not deferred. While only one is active, nothing here costs more than
-an addition per step.
+A tenant is active while it has a sequence that is not deferred. If only one is active, fairness costs one addition per
+step.
 """
 
 from collections import defaultdict
@@ -34,8 +34,8 @@ class Tenant:
     num_seqs: int = 0  # unfinished sequences, without deferred ones
     waiting: list["Sequence"] = field(default_factory=list)  # last in service first
     num_places: int = 0
-    num_blocks: int = 0  # without blocks that it reads from the cache
-    num_prompt_tokens: int = 0  # tokens to compute before its running sequences sample again
+    num_blocks: int = 0  # without blocks found in the cache
+    num_prompt_tokens: int = 0  # prompt tokens that its running sequences still have to compute
     first: "Sequence | None" = None
 
     @property
@@ -57,7 +57,7 @@ class Tenant:
 class Tenants:
     def __init__(self, config: SchedulerConfig) -> None:
         self.active: dict[str, Tenant] = {}
-        self.usage = defaultdict[str, TenantUsage](TenantUsage)  # by name, since the last `take_usage`
+        self.usage = defaultdict[str, TenantUsage](TenantUsage)  # by tenant's name, since the last `take_usage`
         self.num_growing = 0  # running sequences that need a block for their next token
         self._config = config
         self._idle: dict[str, Tenant] = {}  # the longest idle first
@@ -118,14 +118,15 @@ class Tenants:
         return max(int(self._share(tenant) * self._config.max_num_seqs), 1) - tenant.num_places
 
     def part(self, tenant: Tenant, *, places: int = 0, blocks: int = 0) -> float:
-        """Return the tenant's part of all places or of all blocks, whichever is larger, with some more of both."""
+        """Return the tenant's fraction of all places or of all blocks, the larger one, with `places` and `blocks`
+        more."""
         config = self._config
         return max((tenant.num_places + places) / config.max_num_seqs, (tenant.num_blocks + blocks) / config.num_blocks)
 
     def givers(self, head: "Sequence") -> set[Tenant]:
-        """Return the tenants whose sequences may be preempted for a waiting one: all if its tenant has no place.
+        """Return the tenants whose sequences may be preempted for `head`: all others if the head's tenant runs none.
 
-        Otherwise, within its own share, only tenants that are a step ahead and hold more for their weight.
+        Otherwise only tenants a step ahead that use more, relative to weight; none if `head` would exceed its share.
         """
         taker, config = head.group.tenant, self._config
         if taker.first is None:

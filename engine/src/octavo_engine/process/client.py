@@ -139,7 +139,7 @@ class CoreProcess:
         return await self._call(lambda call_id: messages.Call(call_id, name, [*tags]), timeout_s)
 
     async def load_adapter(self, location: str) -> str:
-        """Load an adapter, without a timeout, and return its hash. If the call is cancelled, the adapter is not loaded.
+        """Load an adapter, without a timeout, and return its hash. If the call is cancelled, the load is undone.
 
         Raises InvalidRequest, Unavailable and EngineDead.
         """
@@ -154,7 +154,7 @@ class CoreProcess:
             raise
 
     async def unload_adapter(self, adapter: str, location: str) -> None:
-        """Undo the load of an adapter, given by its hash, from a location. Raises EngineDead as `call` does."""
+        """Undo one load of an adapter from `location`. `adapter`: its hash. Raises EngineDead as `call` does."""
         await self._call(
             lambda call_id: messages.AdapterCall(call_id, "unload_adapter", adapter, location), CALL_TIMEOUT_S
         )
@@ -259,7 +259,7 @@ def _cpu_s(pid: str) -> float:
 
 
 def _read(path: Path) -> str:
-    """Read a file of a process or thread; it is empty after the process or thread has ended. Raises OSError."""
+    """Read a `/proc` file of a process or thread; it is empty once the process or thread has ended. Raises OSError."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):

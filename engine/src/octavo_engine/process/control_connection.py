@@ -1,7 +1,7 @@
-"""`ControlConnection`: the messages between the first host of a model and the others, by ZeroMQ with CURVE.
+"""`ControlConnection`: carries messages between the first host of a model and other hosts, over ZeroMQ with CURVE.
 
-Both sides derive all keys from the secret of the group, so that only hosts with this secret can connect, and messages
-are encrypted. A closed connection is noticed at once, and a dead one by heartbeats after `LOST_S`.
+All hosts derive the CURVE keys from the secret of the group, so that messages are encrypted and only hosts with this
+secret can connect. The end of a connection is noticed at once; a silent host by heartbeats, after `LOST_S`.
 """
 
 import errno
@@ -26,10 +26,10 @@ _HEARTBEAT_MS = 1000
 _HANDSHAKE_MS = 10_000
 _RECONNECT_MS, _MOST_RECONNECT_MS = 100, 1000
 _LINGER_MS = 2000
-#: Limit of a message to the first host. Until the handshake has failed, an unknown process's messages are kept, too.
+#: Size limit of a message to the first host, which keeps even an unknown process's messages until its handshake fails.
 _MOST_BYTES = 1 << 20
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-#: Failures in a row: a single one may come from a host that ended during the handshake.
+#: Failed handshakes in a row that are reported: a single failure may come from a host that ended during its handshake.
 MOST_FAILURES = 3
 _HANDSHAKE_FAILURES = (
     zmq.Event.HANDSHAKE_FAILED_AUTH,
@@ -42,8 +42,8 @@ Socket = zmq.Socket[bytes]
 
 
 class Receiver(Protocol):
-    """Receives the events of a connection, on its thread. `peer`: the other host, on the first host; empty on
-    others."""
+    """Gets the events of a connection, on the connection's thread. `peer`: on the first host, the host that caused the
+    event; empty on other hosts."""
 
     def connected(self) -> None:
         """Note that the first host has accepted the connection. Only other hosts get this call."""
@@ -51,12 +51,12 @@ class Receiver(Protocol):
     def received(self, peer: bytes, message: bytes) -> None: ...
 
     def lost(self, peer: bytes) -> None:
-        """Note that a host that had sent messages has ended or is silent. `peer` is empty if the connection itself has
+        """Note that a host which had sent messages has ended or is silent. `peer` is empty if the connection itself has
         failed."""
 
     def refused(self) -> None:
-        """Note that `MOST_FAILURES` handshakes in a row have failed; on the first host, that a handshake of another
-        process has failed."""
+        """Note `MOST_FAILURES` failed handshakes in a row; on the first host, note a single failed handshake of another
+        process."""
 
 
 def describe_address(host: str, port: int) -> str:
@@ -64,10 +64,10 @@ def describe_address(host: str, port: int) -> str:
 
 
 class ControlConnection:
-    """A socket of its own thread, which calls `receiver`. Any thread may send. Call `start`, and at the end `close`."""
+    """A socket with a thread, which calls `receiver`. Any thread may send. Call `start` first and `close` last."""
 
     def __init__(self, secret: bytes, host: str, port: int, receiver: Receiver, *, listens: bool) -> None:
-        """Listen on the address of this host, or connect to that of the first one. Raises StartupError."""
+        """Listen on this host's address, or connect to the first host's address. Raises StartupError."""
         self._receiver, self._listens = receiver, listens
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.linger = _LINGER_MS
@@ -100,7 +100,7 @@ class ControlConnection:
         self._queue((peer, message))
 
     def close(self) -> None:
-        """Deliver the messages that were sent, within two seconds, and end. A second call does nothing."""
+        """Deliver sent messages, for at most two seconds, and close. Further calls do nothing."""
         if self._queue(None):
             self._thread.join()
             self._waker.close()
@@ -152,9 +152,9 @@ class ControlConnection:
             poller.poll()
 
     def _take_all(self) -> None:
-        """Receive all messages and events that have arrived. The messages of a connection are handled before its end. A
-        key is accepted, which lets messages arrive, only after the end of the earlier connection with the same
-        descriptor.
+        """Receive all messages and events that have arrived. The messages of a connection are handled before its end,
+        and a new peer's key is accepted (which lets its messages arrive) only after the end of an earlier connection
+        that had the same descriptor.
         """
         requests, events = _receive_all(self._zap), _receive_all(self._monitor)
         while self._socket.poll(0):

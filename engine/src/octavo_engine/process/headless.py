@@ -1,7 +1,7 @@
-"""`octavo serve --headless`: a host of a model other than the first one, without an API and an engine core.
+"""`octavo serve --headless`: runs the ranks of a host other than the first, without an API or an engine core.
 
-It starts its ranks on the first host's command, forwards messages and reports, and ends when the first host has ended,
-or a connection is lost.
+The first host commands it to start ranks; it forwards messages to them and their reports to the first host. It ends
+when the first host has ended, or when the connection is lost.
 """
 
 import logging
@@ -35,12 +35,12 @@ from octavo_engine.wire.errors import StartupError
 _LOGGER = logging.getLogger(__name__)
 _REMINDER_S = 10.0
 
-#: A message of the first host, an error that ends this host, or None: end this host.
+#: A message of the first host, an error that ends this host, or None, which ends this host without an error.
 Event = messages.ToHost | StartupError | None
 
 
 class HeadlessHost:
-    """`is_serving`: all ranks of all hosts are ready. Other threads than that of `run` may call `drain` and `end`."""
+    """`is_serving`: all ranks of all hosts are ready. Any thread may call `drain` and `end` during `run`."""
 
     def __init__(self, config: EngineConfig) -> None:
         secret, self._config = read_secret(os.environ), config
@@ -64,7 +64,7 @@ class HeadlessHost:
             self._stop()
 
     def drain(self) -> None:
-        """End this host once the engine has finished its requests, and at once if it runs none, or at a second call."""
+        """End once the engine has finished its requests; end at once if nothing has started, or at a second call."""
         if self._is_draining or not self._has_started:
             self.end()
         self._is_draining = True
@@ -122,10 +122,8 @@ class HeadlessHost:
         self._events.put(StartupError(f"{self._first} has ended, or gave no sign of life for {LOST_S} s."))
 
     def refused(self) -> None:
-        text = (
-            f"{self._first}: {MOST_FAILURES} handshakes in a row have failed, so that it has another ${SECRET_VARIABLE}"
-        )
-        remedy = "give this the same value on all hosts, and connect them without a proxy."
+        text = f"{self._first}: {MOST_FAILURES} handshakes in a row have failed: either its ${SECRET_VARIABLE} differs"
+        remedy = "set the variable to the same value on all hosts, and connect them without a proxy."
         self._events.put(StartupError(f"{text}, or a proxy on the way closes connections: {remedy}"))
 
     def _next_event(self) -> Event:
@@ -160,7 +158,7 @@ class HeadlessHost:
     def _find_adapter(self, name: str, location: str, revision: str) -> Path:
         """Return the folder of an adapter; download it if need be. Raises StartupError.
 
-        The location of this host's own settings has priority, as a path of the first host may not exist here.
+        A location in this host's settings has priority, because a path of the first host may not exist here.
         """
         own = {each.name: each.path for each in self._config.lora_modules}.get(name, location)
         is_of_hub = own == location and location.rpartition("://")[0] in ("", "hf")

@@ -1,4 +1,4 @@
-"""The folder of the two ipc sockets between parent and core, and a pipe that wakes a loop over sockets.
+"""The folder of the two ipc sockets between API and core process; a pipe that wakes a loop which polls sockets.
 
 A connected Unix socket no longer needs its path. So the folder is removed once the core has sent `Hello`: no stale file
 remains, however the processes end afterwards. If one process ends before, the other removes it.
@@ -16,7 +16,7 @@ MAX_FOLDER_CHARS = 90  # a socket's path may have 107 bytes
 
 
 class Waker:
-    """A pipe that a loop polls beside its sockets, so that another thread can wake the loop."""
+    """A pipe that a loop polls in addition to its sockets, so that other threads can wake the loop."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()

@@ -33,10 +33,10 @@ LINGER_MS = 2000  # time to deliver the error message of a core that could not s
 
 
 def end_if_stuck(address: str) -> Callable[[EngineDead], None]:
-    """Return a function that ends the process soon after a rank is lost, with the cause, if the loop has not done so.
+    """Return a function that reports a lost rank and ends this process if the loop does not end it in `STUCK_S`.
 
-    The loop may wait in gloo for a host that does not answer, and this wait cannot be ended before its timeout. The
-    socket is connected before this function returns, as its folder is removed soon after.
+    The loop may be stuck in gloo, which waits for a lost host until its own timeout. The socket is connected before
+    this function returns, because its folder is removed soon after.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     outbox = context.socket(zmq.PUSH)

@@ -48,8 +48,8 @@ class Call(msgspec.Struct, tag=True):
 
 
 class AdapterCall(msgspec.Struct, tag=True):
-    """A call about an adapter. `adapter`: the folder to load, whose answer comes later; or the hash of the adapter to
-    unload, which was loaded from `location`.
+    """A call about an adapter. `adapter`: for a load, the folder (the answer comes later); for an unload, the hash of
+    the adapter that was loaded from `location`.
 
     "end_load" has the `call_id` of a load, which is answered at once, and no answer of its own.
     """

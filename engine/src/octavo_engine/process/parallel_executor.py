@@ -76,8 +76,8 @@ class ParallelExecutor:
         return self._local.prepare_adapter(location, advance)
 
     def add_adapter(self, prepared: ReadAdapter) -> None:
-        """Add an adapter on all ranks, or on none. Other ranks get the files' contents from rank 0, so no source can
-        delay them.
+        """Add an adapter on all ranks, or on none. Rank 0 sends the files' contents to the other ranks, so that they
+        need not wait for a download.
 
         Raises EngineDead if a rank ends.
         """

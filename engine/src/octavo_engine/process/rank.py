@@ -56,7 +56,7 @@ def receive_part(inbox: "zmq.Socket[bytes]") -> messages.LoadPart:
 
 
 def receive_entry(inbox: "zmq.Socket[bytes]", timeout_s: float) -> tuple[str, bytes]:
-    """Wait for an entry. Before the group is open, entries and `Leave` are the only messages."""
+    """Wait for an entry. Until the group is open, a rank receives only entries and `Leave`."""
     if not inbox.poll(math.ceil(1e3 * timeout_s)):
         raise TimeoutError(f"another rank is late, after {timeout_s:.0f} s")
     message = messages.decode_to_rank(inbox.recv())
@@ -82,8 +82,8 @@ def answer(executor: "LocalExecutor", call: messages.Call) -> messages.Answer:
 
 
 def run(start: messages.RankStart, reports_fd: int, inbox: "zmq.Socket[bytes]") -> None:
-    """Load this rank's part of the model, then run plans and answer calls. The last report has the reason for the
-    end."""
+    """Load this rank's part of the model, then run plans and answer calls. The last report says why the process
+    ended."""
 
     def report(message: messages.FromRank) -> None:
         os.write(reports_fd, framed(messages.encode(message)))

@@ -1,14 +1,14 @@
 """Messages between rank 0 of a model, which is in the engine core, and the process of another rank.
 
-The rank reads `RankStart` from its standard input, then messages from an ipc socket, as msgpack, which it handles in
-order: `LoadPart`, then plans, and calls between them; `Leave` is the last one. It reports on its standard output:
-`RankHello` once it can load, then `RankReady`, and an `Answer` to each call. `Failed` or `Left` is its last report.
-`Entry` goes both ways while ranks connect: after each rank's `LoadPart`, even after a fast rank's `RankReady`.
+The rank reads `RankStart` from its standard input, and then messages (msgpack) from an ipc socket, in this order:
+`LoadPart`; plans, and calls between them; `Leave`. On its standard output, it reports `RankHello` once it can load,
+then `RankReady`, an `Answer` to each call, and at last `Failed` or `Left`. While ranks connect to each other, `Entry`
+goes in both directions: after the rank's `LoadPart`, and sometimes after its `RankReady`, if other ranks are slower.
 
 Ranks on other hosts get and send the same messages, wrapped in `Pass` and `Reported`, over their host's connection. A
-host sends `HostHello`. The first host answers with `HostRefused`, or sends these: `FindFiles`, which the host answers
-by `Found`; `StartRank` and `LoadRank` for each of its ranks; `Serving` once all ranks are ready; and `Goodbye` at the
-end, for which a host may ask by `Drain`.
+host first sends `HostHello`. The first host answers `HostRefused`, or sends `FindFiles` (the host answers `Found`),
+`StartRank` and `LoadRank` for each of the host's ranks, `Serving` once all ranks are ready, and at the end `Goodbye`,
+for which a host can ask with `Drain`.
 """
 
 from pathlib import Path
@@ -27,7 +27,7 @@ from octavo_engine.wire.sleep import MemoryTag
 
 
 class RankStart(msgspec.Struct, kw_only=True):
-    """Start of a rank's process. `config`: the settings of its host. `folder`: the folder of the rank's socket."""
+    """Starts a rank's process. `config`: settings of its host. `folder`: the folder that has the rank's socket."""
 
     rank: int
     config: EngineConfig
@@ -37,14 +37,14 @@ class RankStart(msgspec.Struct, kw_only=True):
 
 
 class RankHello(msgspec.Struct, tag=True):
-    """The rank can load. `memory`: that of its host, if this is the first rank of a host other than the first."""
+    """The rank can load. `memory`: its host's memory, reported by the first rank of each host but the first."""
 
     memory: HostMemory | None = None
 
 
 class LoadPart(msgspec.Struct, tag=True, kw_only=True):
-    """A `RankPart` with its settings. `config`, `host`, `num_layers`: from `RankPlans`. `address`: where its host
-    accepts other ranks' connections. `divides_threads`: `num_threads` is the sum over all ranks of its host."""
+    """A `RankPart` with its settings. `config`, `host`, `num_layers`: from `RankPlans`. `address`: the host's address,
+    to which other ranks connect. `divides_threads`: the rank divides `num_threads` by its host's number of ranks."""
 
     rank: int
     config: EngineConfig
@@ -97,7 +97,7 @@ class Leave(msgspec.Struct, tag=True):
 
 
 class Answer(msgspec.Struct, tag=True):
-    """A call is done. `error`: the reason, for the user, why the call changed nothing; None without an error."""
+    """A call is done. `error`: why the call changed nothing, in words for the user; None without an error."""
 
     error: str | None = None
 
@@ -112,8 +112,8 @@ FromRank = RankHello | Entry | RankReady | Answer | Failed | Left
 
 
 class HostHello(msgspec.Struct, tag=True):
-    """`address`: this host's, on its route to the first host. `settings`: the version, and the settings that must be
-    equal on all hosts."""
+    """`address`: this host's address on its route to the first host. `settings`: the version, and the settings that
+    must be equal on all hosts."""
 
     node_rank: int
     address: str
@@ -127,8 +127,8 @@ class HostRefused(msgspec.Struct, tag=True):
 
 
 class FindFiles(msgspec.Struct, tag=True):
-    """Find or download the model and the adapters of the start. `revision`: the first host's resolved revision of
-    `model`, or empty. `adapters`: by name, location and revision on the first host."""
+    """Find or download the model and the configured adapters. `revision`: the revision of `model` on the first host, or
+    empty. `adapters`: location and revision on the first host, by name."""
 
     model: str
     revision: str
@@ -148,7 +148,7 @@ class StartRank(msgspec.Struct, tag=True):
 
 
 class LoadRank(msgspec.Struct, tag=True):
-    """Let a rank load its part. The host replaces what is its own: files, adapters and threads."""
+    """Let a rank load its part, after the host has replaced files, adapters and threads by its own."""
 
     part: LoadPart
 

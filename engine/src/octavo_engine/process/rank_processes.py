@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from octavo_engine.sources.model_files import ModelFiles
     from octavo_engine.wire.plan import StepPlan
 
-#: Time in which ranks that are not stuck leave, once a collective operation has failed.
+#: Time within which ranks that are not stuck end, after a collective operation has failed.
 _CAUSE_TIMEOUT_S = 1.0
 #: Time in which the ranks connect, once all have imported their packages.
 _MEETING_TIMEOUT = timedelta(minutes=1)
@@ -60,8 +60,8 @@ def without_text(files: "ModelFiles") -> "ModelFiles":
 
 
 class RankProcesses:
-    """All ranks except rank 0. `timeout_s`: the timeout of collective operations. `hosts`: the other hosts, if there
-    are any. Call `stop` in every state.
+    """All ranks except rank 0. `timeout_s`: timeout of collective operations. `hosts`: the other hosts, if any. `stop`
+    must be called in every case.
     """
 
     def __init__(self, size: int, timeout_s: int, hosts: RemoteHosts | None = None) -> None:
@@ -85,7 +85,7 @@ class RankProcesses:
         self._on_lost: Callable[[EngineDead], None] = lambda error: None
 
     def launch(self, config: EngineConfig, files: "ModelFiles", own: "HostMemory") -> "list[HostMemory]":
-        """Start the processes; return the memory of each host. Raises StartupError if a rank cannot start."""
+        """Start the processes; return each host's memory. Raises StartupError if a rank cannot start."""
         if self._hosts is not None:
             self._hosts.check_files(files, {each.name: Path(each.path) for each in config.lora_modules})
         for rank in range(1, self._size):
@@ -102,7 +102,7 @@ class RankProcesses:
     def start(
         self, files: "ModelFiles", plans: "RankPlans", gpu: "torch.device | None" = None
     ) -> "tuple[Group, Stages]":
-        """Let the ranks load; return rank 0's connections. Raises StartupError if one of them cannot start."""
+        """Let the ranks load; return rank 0's connections to them. Raises StartupError if a rank cannot start."""
         from octavo_engine.ops.message_store import MessageStore  # it needs torch, which this module does not
         from octavo_engine.ops.rank_group import LOOPBACK
         from octavo_engine.ops.stages import open_ranks
@@ -168,7 +168,7 @@ class RankProcesses:
             each.send(data)
 
     def collect_answers(self, *, has_limit: bool = False) -> list[StartupError]:
-        """Wait for each rank's answer to a call; return the errors. Raises EngineDead if a rank has ended.
+        """Wait for each rank's answer to a call; return the errors among them. Raises EngineDead if a rank has ended.
 
         `has_limit`: a rank that does not answer within the timeout of collective operations is an error, too.
         """
@@ -185,8 +185,8 @@ class RankProcesses:
     def find_cause(self, error: GroupBroken) -> EngineDead:
         """Return the cause of a failed collective operation, within a second: the rank that has failed, or is late.
 
-        Ranks that are not stuck leave at once: ranks in an operation when this rank closes its connections, and ranks
-        that wait for a plan when they get `Leave`. Late ranks are killed.
+        Ranks that are not stuck end at once: if they are in an operation, because this rank closes its connections, and
+        if they wait for a plan, because they get `Leave`. Late ranks are killed.
         """
         assert self._group is not None
         assert self._stages is not None
@@ -209,8 +209,8 @@ class RankProcesses:
         return EngineDead(self._describe_late(self._running))
 
     def stop(self, reason: str | None = None) -> None:
-        """End all processes. A second call does nothing. `reason`: the error that ends the engine, unless a rank caused
-        it."""
+        """End all processes. Further calls do nothing. `reason`: the error that ends the engine; a failed rank's error
+        replaces it."""
         self._is_stopping = True
         self._has_started_all.set()
         self._abort()
@@ -317,9 +317,9 @@ def _environment_of_ranks() -> dict[str, str]:
 class RankProcess:
     """The process of one rank, as rank 0 holds it: start, messages, end.
 
-    A thread reads the reports of the process and waits for its end, which is thus noticed at once in every state. The
-    thread calls `on_report` with each report; with `Failed` if the process ends without `Failed` or `Left`; and at the
-    end with None.
+    A thread reads the reports of the process and waits for its end, so that the end is noticed at once in every state.
+    The thread calls `on_report` with each report, with `Failed` if the process ends without `Failed` or `Left`, and
+    with None after the end.
     """
 
     def __init__(
@@ -346,8 +346,8 @@ class RankProcess:
         self.send(messages.encode(part))
 
     def send(self, message: bytes) -> None:
-        """Send a message, on any thread and in every state: before the process has an inbox, after its end, or after
-        `stop`."""
+        """Send a message. This may be called on any thread and at any time: before the process has an inbox, after its
+        end and after `stop`."""
         with self._sending:
             if not self._outbox.closed:
                 self._outbox.send(message)
@@ -363,7 +363,7 @@ class RankProcess:
             self._process.stdin.close()
 
     def stop(self) -> None:
-        """Wait for the end of the process after `request_stop`; kill it if it runs after 5 s."""
+        """Wait until the process has ended after `request_stop`; kill it if it still runs after 5 s."""
         assert self._process.stdout is not None
         try:
             self._process.wait(_STOP_TIMEOUT_S)

@@ -1,6 +1,6 @@
-"""`RemoteHosts` and `RemoteRank`: the other hosts of a model, and a rank on one of them, as objects on the first host.
+"""`RemoteHosts` and `RemoteRank` represent, on the first host, the other hosts of a model and the ranks on them.
 
-The first host listens, and waits for the others in any order. Once all have joined, the end of one ends the engine.
+The first host waits for the others, which join in any order. Once all have joined, the engine ends if a host ends.
 """
 
 import logging
@@ -30,7 +30,7 @@ SECRET_VARIABLE = "OCTAVO_GROUP_SECRET"
 _LEAST_SECRET_CHARS = 32
 #: Time between two log lines about missing hosts.
 _REMINDER_S = 10.0
-#: Settings that must be equal on all hosts, as each host makes decisions by them.
+#: Settings that must be equal on all hosts, because each host makes its own decisions with them.
 _COMMON = (
     *("nnodes", "tensor_parallel_size", "pipeline_parallel_size", "dtype", "quantization", "load_format"),
     *("model_impl", "device", "hf_overrides", "block_size", "kv_cache_dtype", "max_model_len", "enable_lora"),
@@ -64,18 +64,18 @@ def _first_address(config: EngineConfig) -> str:
         problem = "it is no name: "
     raise StartupError(
         f"--master-addr {config.master_addr}: {problem}it must be one address of this host, the first one, to which "
-        "the others connect."
+        "the other hosts connect."
     )
 
 
 def _resolve(name: str, port: int) -> Any:
-    """Return an entry of `getaddrinfo`. Like ZeroMQ, which resolves the name on other hosts, prefer IPv6."""
+    """Return an entry of `getaddrinfo`, IPv6 first: ZeroMQ, which resolves the name on other hosts, prefers it, too."""
     found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
     return min(found, key=lambda entry: entry[0] != socket.AF_INET6)
 
 
 def common_settings(config: EngineConfig) -> dict[str, Any]:
-    """Return the version and the settings that must be equal on all hosts, by their names in messages."""
+    """Return the version and the settings that must be equal on all hosts. The keys are their names in messages."""
     flags = {f"--{name.replace('_', '-')}": getattr(config, name) for name in _COMMON}
     return {"the version of Octavo": version("octavo-engine"), **flags}
 
@@ -87,14 +87,14 @@ def named_fingerprints(config: EngineConfig, files: ModelFiles, adapters: Mappin
 
 
 def _drain() -> None:
-    """Send SIGTERM to the process that handles it. An engine core ignores the signal, so send it to its parent, which
-    drains and stops the core."""
+    """Send SIGTERM to the process that drains at this signal: this one, or, in an engine core (which ignores it), the
+    parent."""
     is_core = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     os.kill(os.getppid() if is_core else os.getpid(), signal.SIGTERM)
 
 
 def own_address(master_addr: str, port: int) -> str:
-    """Return the address of this host on its route to the first host, or `$VLLM_HOST_IP`. Raises OSError."""
+    """Return `$VLLM_HOST_IP`, or this host's address on its route to the first host. Raises OSError."""
     if address := os.environ.get("VLLM_HOST_IP"):
         return address
     family, kind, protocol, _, target = _resolve(master_addr, port)
@@ -104,7 +104,7 @@ def own_address(master_addr: str, port: int) -> str:
 
 
 class RemoteHosts:
-    """All hosts except the first. `config`: with two hosts or more. Call `stop` in every state."""
+    """All hosts except the first. `config`: settings with `nnodes` > 1. `stop` must be called in every case."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Listen for the other hosts. Raises StartupError."""
@@ -113,8 +113,8 @@ class RemoteHosts:
         self._hellos: dict[int, tuple[bytes, messages.HostHello]] = {}  # peer and hello, by node rank
         self._has_started = self._is_stopping = self._has_warned = self._is_broken = False
         self._ranks: dict[int, RemoteRank] = {}
-        self._found: dict[int, dict[str, str]] = {}  # fingerprints of the files, by node rank
-        self._lost: dict[int, str] = {}  # reasons, by node rank, of hosts that have left after all had joined
+        self._found: dict[int, dict[str, str]] = {}  # fingerprints of each host's files, by node rank
+        self._lost: dict[int, str] = {}  # why hosts left after all had joined, by node rank
         secret, address = read_secret(os.environ), _first_address(config)
         self._connection = ControlConnection(secret, address, config.master_port, self, listens=True)
         self._connection.start()
@@ -123,7 +123,7 @@ class RemoteHosts:
     def wait(self) -> None:
         """Wait until all hosts have joined. Raises StartupError if the connection fails.
 
-        A long wait is a warning, so that a script without log settings shows it, too.
+        A long wait is logged as a warning, which also scripts without logging settings show.
         """
         level = logging.INFO
         with self._lock:
@@ -137,7 +137,7 @@ class RemoteHosts:
             self._has_started = True
 
     def check_files(self, files: ModelFiles, adapters: Mapping[str, Path]) -> None:
-        """Let all hosts find model and adapters. Raises StartupError if their content differs, or if a host fails.
+        """Let all hosts find model and adapters. Raises StartupError if the contents differ, or if a host fails.
 
         `adapters`: folders on this host of the start's adapters, by name.
         """
@@ -189,8 +189,8 @@ class RemoteHosts:
         self._send_all(messages.Serving())
 
     def announce_end(self, reason: str) -> None:
-        """Send the hosts the error that ends the engine. Any thread may call this, because a stuck engine core ends
-        without `stop`."""
+        """Send the error that ends the engine to all hosts. Any thread may call this: a stuck engine core ends without
+        calling `stop`."""
         self._send_all(messages.Goodbye(reason))
 
     def stop(self, reason: str | None) -> None:
@@ -277,7 +277,7 @@ class RemoteHosts:
         known, other = self._hellos.get(hello.node_rank, (peer, hello))
         if known != peer and (self._has_started or other.address != hello.address):
             name = _describe(other)
-            return f"--node-rank {hello.node_rank} is taken by {name}: give each host a number of its own."
+            return f"--node-rank {hello.node_rank} is taken by {name}: give each host a different one."
         return None
 
     def _node_rank(self, peer: bytes) -> int:
@@ -285,8 +285,8 @@ class RemoteHosts:
         return next((node_rank for node_rank, (known, _) in self._hellos.items() if known == peer), 0)
 
     def _fail(self, peer: bytes, message: str) -> None:
-        """Report the end of a host as the end of its ranks. A host that leaves before all hosts have joined may join
-        again."""
+        """Report a host's end as the end of its ranks. A host that has left before all hosts have joined may join
+        again, however."""
         with self._lock:
             node_rank = self._node_rank(peer)
             if node_rank == 0 or self._is_stopping:
@@ -302,7 +302,7 @@ class RemoteHosts:
 
 
 class RemoteRank:
-    """A rank on another host, as rank 0 holds it. It has the functions of `RankProcess`."""
+    """Represents a rank on another host, with the functions of `RankProcess`."""
 
     def __init__(self, rank: int, address: str, send: Callable[[bytes], None], on_report: OnReport) -> None:
         self.rank, self._address, self._has_ended = rank, address, False

@@ -1,7 +1,7 @@
 """The LoRA adapters that a runner holds, by the hashes of their contents, and their terms in a step.
 
-The rows of one adapter are adjacent in a step (`sort_by_adapter`), so its terms read and write slices. Only steps with
-adapters set `Linear.adapter`: other steps keep their fused gate and their recordings.
+In a step, the rows of each adapter are adjacent (`sort_by_adapter`), so the terms of an adapter read and write slices.
+`Linear.adapter` is set only for steps with adapters: other steps keep fused gates and recordings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from octavo_engine.wire.errors import StartupError
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdapter:
-    """An adapter, read and packed for a model but not added yet. `hash`: of its content."""
+    """An adapter that was read and packed for a model, but not added yet. `hash`: hash of its content."""
 
     hash: str
     terms: Terms
@@ -37,7 +37,7 @@ class PreparedAdapter:
 
 
 class Adapters:
-    """The adapters of a model that are in memory. The engine core decides which; all ranks have the same."""
+    """The adapters that are in memory for a model. The engine core chooses them; they are the same on all ranks."""
 
     def __init__(self, model: Model, *, max_rank: int, download_dir: Path | None = None) -> None:
         self._model: Model | None = model

@@ -51,7 +51,7 @@ class PersistentBatch:
         self.newest = NewestTokens(max_num_seqs, device, copy or keep) if starts_ahead else None
         self._token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         self._tables = np.zeros((max_num_seqs, -(-max_model_len // block_size) + 1), dtype=np.int32)
-        self._offsets = np.zeros(max_num_seqs, dtype=np.int64)  # position minus index, for tokens after all images
+        self._offsets = np.zeros(max_num_seqs, dtype=np.int64)  # position minus index of tokens after the last image
         self._grid_ends = np.zeros(max_num_seqs, dtype=np.int64)  # index after the last image with a grid
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
 
@@ -123,7 +123,7 @@ class PersistentBatch:
     def inputs(self, plan: StepPlan, place: Place | None = None) -> StepInputs | None:
         """Build the step's inputs, drafts included; return None if the plan computes no tokens.
 
-        `place`: copies the inputs to a graph that can run the step. Without one, they are new tensors.
+        `place`: copies the inputs to the buffers of a graph that can run the step. None: the inputs are new tensors.
         """
         steps = [step for step in plan.seqs if step.num_tokens]
         if not steps:
@@ -171,8 +171,8 @@ class PersistentBatch:
     def _positions(
         self, steps: list[SeqStep], places: Ints, slots: Ints, start: Ints, first_row: Ints, num_rows: Ints
     ) -> Ints:
-        """Return the position of each row, [rows]; if the three coordinates of any row differ, return the coordinates,
-        [3, rows]."""
+        """Return each row's position, [rows]; if a row has three different coordinates (M-RoPE), return all rows'
+        coordinates, [3, rows]."""
         if not self._grid_ends[slots].any():
             return places
         positions = places + np.repeat(self._offsets[slots], num_rows)
@@ -229,7 +229,7 @@ class PersistentBatch:
 
 
 class NewestTokens:
-    """The newest token of each slot, on the device, for steps that start before the host knows it.
+    """Each slot's newest token, on the device, for steps that start before the host has received the token.
 
     `copy`: copies a host tensor to the device.
     """
@@ -239,7 +239,7 @@ class NewestTokens:
         self._copy = copy
 
     def store(self, slots: npt.NDArray[np.int64], tokens: Tensor) -> None:
-        """Store the tokens of slots. Token -1 marks an error: 0 is stored, and its results are dropped."""
+        """Store the tokens of slots; -1 marks an error: the slot gets token 0, whose results are dropped later."""
         self.tokens.index_copy_(0, self._copy(torch.from_numpy(slots)), tokens.clamp(min=0))
 
     def fill_in(self, input_ids: Tensor, slots: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Finds the files of the served model and of the draft model, and checks that the draft suits its target."""
+"""Finds the files of the served model and of the draft model, and checks that the draft model suits the served one."""
 
 from dataclasses import dataclass, replace
 
@@ -58,7 +58,7 @@ def _check_vision(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Checkpoint | None:
-    """Locate the draft model's files; None without one. Raises StartupError if it does not suit the target."""
+    """Find the files of the draft model, if one is set. Raises StartupError if it does not suit the target model."""
     speculation = config.speculative_config
     if speculation is None or speculation.model is None:
         return None
@@ -81,7 +81,7 @@ def find_draft(config: EngineConfig, device: Device, target: Checkpoint) -> Chec
     if draft_config.vision is not None:
         raise StartupError(
             f"speculative_config.model={speculation.model!r} takes images, which is not supported yet for a draft "
-            "model: use one for text."
+            "model: use a model that takes only text."
         )
     draft = Checkpoint(files=draft_files, config=draft_config, stored=stored_tensors(draft_files))
     _check_length(config, draft, target.config)
@@ -108,8 +108,8 @@ def _check_vocabulary(config: EngineConfig, draft: Checkpoint, target: Checkpoin
     samples = _sample(resolve_text_files(config, target.files)), _sample(draft.files)
     if None not in samples and samples[0] != samples[1]:
         raise StartupError(
-            f"speculative_config.model={draft.files.name!r} has another vocabulary than the target model, whose "
-            f"tokenizer splits a sample text into other tokens: {_OTHER}."
+            f"speculative_config.model={draft.files.name!r} does not have the vocabulary of the target model: "
+            f"their tokenizers split a sample text differently: {_OTHER}."
         )
 
 

@@ -1,8 +1,8 @@
 """`Drafter`: makes the drafts of a step with a second, smaller model, before the target model verifies them.
 
-A plan holds placeholders for drafts. The draft model first computes the tokens whose KV it lacks, then one token of
-each sequence at a time, and always takes the likeliest. It computes every chunk of a prompt, too. No output depends on
-its values: a draft is accepted only if the target model would have chosen the same token.
+A plan has placeholders for drafts. The draft model first computes all tokens that have no KV in its cache, prompts
+included, then drafts one token per sequence at a time, always the likeliest. Outputs do not depend on the draft model:
+a draft is accepted only if the target model chooses the same token.
 """
 
 import time
@@ -31,9 +31,9 @@ Table = npt.NDArray[np.int32]  # the block of each part of a sequence
 class DraftCache:
     """The draft model's KV cache, whose blocks have the same ids as the target model's.
 
-    Block tables, prefix hits, copies and swaps of the target model thus serve both models. A step without drafts does
-    not run the draft model, so a block may have the draft model's KV for fewer tokens: `_filled` is their number, from
-    the block's first token on. `make_host` allocates rows for swapping; it returns None without a host tier.
+    Block tables, prefix hits, copies and swaps of the target model thus serve both models. The draft model does not run
+    in steps without drafts, so a block may have its KV for fewer tokens than the target's: `_filled` counts them from
+    the start of the block. `make_host` allocates rows for swapping; it returns None without a host tier.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class DraftCache:
         return min(end, int(short[0]) * self._block_size + int(filled[short[0]])) if len(short) else end
 
     def fill(self, table: Table, start: int, filled: int, end: int) -> None:
-        """Record that tokens [start, filled) of a sequence now have KV, and [filled, end) none; those before `start`
-        had it."""
+        """Record that tokens [start, filled) of a sequence now have KV and that [filled, end) have none. All tokens
+        before `start` must have KV."""
         blocks = np.arange(start // self._block_size, -(-end // self._block_size))
         self._filled[table[blocks]] = np.clip(filled - blocks * self._block_size, 0, self._block_size)
 
@@ -90,7 +90,7 @@ def _move(source: Ints, target: Ints, pairs: list[tuple[int, int]]) -> None:
 
 
 class Drafter:
-    """`max_tokens`: most tokens that one pass computes. A sequence whose KV is still incomplete then gets no drafts."""
+    """Drafts tokens. `max_tokens`: most tokens per pass; sequences whose KV is then incomplete get no drafts."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Drafter:
         return replace(plan, seqs=[replace(s, draft_token_ids=drafts.get(s.seq_id, [])) for s in plan.seqs])
 
     def record_accepted(self, plan: StepPlan, results: dict[SeqId, SeqResult]) -> None:
-        """Record that the draft model has KV of accepted drafts, except a sequence's last draft, never an input."""
+        """Record that accepted drafts have KV, but not a sequence's last draft, which is never an input."""
         for step in plan.seqs:
             if step.draft_token_ids:
                 end = step.start + step.num_tokens
@@ -159,7 +159,7 @@ class Drafter:
         )
 
     def _missing_tokens(self, steps: list[SeqStep]) -> list[SeqStep]:
-        """Return the tokens to compute before the first draft. Sequences that get drafts lack none then, and sample."""
+        """Return the tokens without KV that fit into one pass. A sequence samples if it gets drafts and all fit."""
         missing, room = [], self._max_tokens
         for step in steps:
             table, end = self._batch.table_of(step.seq_id), step.start + step.num_tokens
@@ -184,7 +184,7 @@ class Drafter:
         rows = {step.seq_id: row for step, row in zip(steps, last.tolist(), strict=True) if step.sample}
         tokens = self._likeliest(hidden[list(rows.values())]) if rows else []
         self._device.synchronize()
-        # Tokens lacking from earlier steps count as drafts: they do not make a step one with a prompt.
+        # Tokens that earlier steps left out count as drafts, so that the step does not count as one with a prompt.
         self._costs.record_forward(
             inputs.num_rows,
             inputs.start,

@@ -57,9 +57,9 @@ class EngineMemory:
         self.device.release_unused_memory()
 
     def restore(self, tag: MemoryTag) -> None:
-        """Load the weights again, or allocate an empty KV cache. On an error, the memory is released again.
+        """Load the weights again, or allocate an empty KV cache. After an error, this memory is released again.
 
-        When all memory is restored, the graphs of steps are captured, so that no request waits for them.
+        Once all memory is restored, the graphs of steps are captured, so that no request waits for a capture.
         """
         try:
             self._restore(tag)

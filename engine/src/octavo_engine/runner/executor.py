@@ -49,7 +49,7 @@ class Executor(Protocol):
 
     @property
     def images(self) -> ProcessedImages | None:
-        """The store of requests' images, which plans may use. None if the model takes no images."""
+        """The processed images of requests, to which plans may refer. None if the model takes no images."""
         ...
 
     def prepare_adapter(self, location: str, advance: Advance) -> "Future[ReadAdapter]":
@@ -73,7 +73,7 @@ class Executor(Protocol):
         ...
 
     def shutdown(self, reason: str | None = None) -> None:
-        """Free everything. `reason`: the error that ends the engine, for its other hosts; None: it was stopped."""
+        """Free everything. `reason`: the error that ends the engine, for other hosts; None: a user stops it."""
         ...
 
 

@@ -24,7 +24,7 @@ from octavo_engine.runner.image_encoder import ImageEncoder
 class LoadedModel:
     """`reload` loads the model again after its weights were released, or raises StartupError.
 
-    `images`: None if the model takes none. `cache_scales`: for K and V in an FP8 cache, by layer number.
+    `images`: None if the model takes no images. `cache_scales`: scales of K and V in an FP8 cache, by layer number.
     """
 
     model: Model
@@ -34,7 +34,7 @@ class LoadedModel:
     cache_scales: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     def kv_specs(self) -> list[LayerKVSpec]:
-        """Return the KV specs of the layers, with the checkpoint's scales, or 1 where it has none."""
+        """Return the layers' KV specs, with the K and V scales of the checkpoint, or 1 if the checkpoint has none."""
         model = self.model
         layers = zip(model.build.stages.share(model.config.num_layers), model.kv_specs(), strict=True)
         scales = ((spec, *self.cache_scales.get(layer, (1.0, 1.0))) for layer, spec in layers)
@@ -59,12 +59,12 @@ class GraphedModel:
         self._graphs = self._device.step_graphs(self._loaded, self._limits) if has_graphs else None
 
     def capture_graphs(self, backend: AttentionBackend, fill_in: FillIn) -> None:
-        """Capture the graphs of steps, if there are any, so that no request waits for the capture."""
+        """Capture the graphs of steps, if the device uses graphs, so that no request waits for a capture."""
         if self._graphs is not None:
             self._graphs.capture_all(backend, fill_in)
 
     def place(self, arrays: StepArrays) -> PlacedStep | None:
-        """Copy a step's inputs to a graph, which must then run the step; None if no graph can."""
+        """Copy a step's inputs to a graph, which must then run the step; return None if no graph fits the step."""
         return None if self._graphs is None else self._graphs.place(arrays)
 
     def forward(self, inputs: StepInputs, backend: AttentionBackend, *, may_replay: bool) -> Tensor:

@@ -1,9 +1,9 @@
 """`ImageEncoder`: computes embedding rows of images in a step, from arrays of `ProcessedImages`.
 
-The rows of an image take the place of the embeddings of its tokens. Plans decide which images are encoded, and which
-rows are dropped. If an image cannot be encoded, the sequences that need its rows in this step, or read its blocks, end
-with an error. All other sequences continue, also those that have already computed this image's tokens from an earlier
-encoding.
+The encoded rows of an image replace the embeddings of its placeholder tokens. Plans decide which images are encoded and
+when their rows are dropped. If an image cannot be encoded, the sequences that need its rows in this step, or read its
+blocks, end with an error. All other sequences continue, including those that computed this image's tokens from an
+earlier encoding.
 """
 
 import logging
@@ -89,10 +89,10 @@ class ImageEncoder:
     def embed(
         self, inputs: StepInputs, seqs: Mapping[SeqId, SeqState], embed: Callable[[Tensor], Tensor]
     ) -> Tensor | None:
-        """Return the embeddings of the step's tokens with the rows of images in their places; None if no token belongs
-        to an image.
+        """Return the embeddings of the step's tokens, in which rows of images replace those of placeholders; None if
+        the step has no token of an image.
 
-        The tokens of an image with an error keep the embedding of the placeholder: their sequence ends.
+        If an image has an error, its tokens keep the placeholder's embedding, because their sequence ends.
         """
         rows, places = list[Tensor](), list[npt.NDArray[np.int64]]()
         for step, first_row in zip(inputs.steps, inputs.first_row.tolist(), strict=True):

@@ -30,9 +30,9 @@ _WHOLE_TOKENS = 1024  # machines of one kind differ by some MiB: round down to i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelMemory:
-    """A model's memory needs in one dtype. `set_kv_bytes`: size of the KV cache by flag or variable, None by default.
+    """A model's memory needs in one dtype. `set_kv_bytes`: the KV cache size that the user set; None: not set.
     `reserve_bytes`: memory that the engine needs beside weights, KV cache and swap space. `adapters_bytes`: the part of
-    `weights_bytes` that is reserved for adapters. `images_bytes`: for the images of requests."""
+    `weights_bytes` that is reserved for adapters. `images_bytes`: memory for the images of requests."""
 
     weights_bytes: int
     bytes_per_block: int
@@ -71,7 +71,7 @@ def set_kv_bytes(config: EngineConfig, bytes_per_block: int) -> int | None:
 
 
 def default_kv_bytes(rest_bytes: int, num_engines: int = 1) -> int:
-    """Return an engine's part of half the memory beside weights, at most 4 GiB, or of a quarter if more."""
+    """Return one engine's share of the default KV cache: half of `rest_bytes` up to 4 GiB, but at least a quarter."""
     rest_bytes = max(0, rest_bytes)
     return max(min(_HALF_UP_TO_BYTES, rest_bytes // 2), rest_bytes // 4) // num_engines
 
@@ -162,7 +162,7 @@ def _taken_bytes(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -
 
 
 def _free_bytes(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> int:
-    """Return the free memory beside weights and images and, on a GPU, the largest step, or on a CPU, the swap space."""
+    """Return the available memory less weights and images, less the largest step (GPU) or the swap space (CPU)."""
     beside = model.images_bytes + (model.reserve_bytes if memory.is_gpu else _swap_bytes(config))
     return max(0, memory.available_bytes - model.weights_bytes - beside)
 

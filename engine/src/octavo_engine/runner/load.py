@@ -1,6 +1,6 @@
-"""`load`: from an `EngineConfig` to an executor with weights and KV cache, ready for its first plan, on every rank.
+"""`load`: makes an executor from an `EngineConfig`, on every rank, with weights and KV cache, ready for the first plan.
 
-Rank 0 finds the files, plans the memory of all ranks and runs the first steps. Another rank gets its part of the plan.
+Rank 0 finds the files, plans the memory of all ranks and runs the first steps; other ranks get their part of the plan.
 """
 
 import logging
@@ -50,8 +50,8 @@ class OtherRanks(Protocol):
     """The ranks of a model other than rank 0. All functions raise StartupError if a rank cannot start."""
 
     def launch(self, config: EngineConfig, files: ModelFiles, own: HostMemory) -> list[HostMemory]:
-        """Start the processes of these ranks; return the memory of each host. `own`: the memory of this host, the first
-        one."""
+        """Start the processes of all ranks but rank 0; return the memory of each host. `own`: memory of the first host,
+        which is this one."""
         ...
 
     def start(self, files: ModelFiles, plans: RankPlans, gpu: torch.device | None) -> tuple[Group, Stages]:
@@ -72,7 +72,7 @@ class OtherRanks(Protocol):
 
 
 class RankPart(Protocol):
-    """The part of a rank other than rank 0. `host`, `num_layers`: from `RankPlans`. `address`: of its host.
+    """The part of the plan for a rank above 0. `host`, `num_layers`: from `RankPlans`. `address`: its host's address.
 
     `divides_threads`: see `LoadPart`.
     """
@@ -95,10 +95,10 @@ def load(
     other_ranks: OtherRanks | None = None,
     progress: Progress | None = None,
 ) -> tuple[LocalExecutor, ReadyInfo]:
-    """Load a model, or the part of one rank. Raises StartupError, and GroupBroken if another rank does not connect.
+    """Load a model, or one rank's part. Raises StartupError, or GroupBroken if the ranks cannot connect.
 
-    `part`, `store`: only for a rank other than 0, which gets the `config` of `RankPlans`. `other_ranks`: only for rank
-    0. `progress`: called with (bytes done, total bytes); by default, a progress bar is shown on a terminal.
+    `part`, `store`: only for ranks other than 0; their `config` is that of `RankPlans`. `other_ranks`: only for rank 0.
+    `progress`: called with (bytes done, total bytes); None shows a progress bar on a terminal.
     """
     device, began_s = open_device(config.device, _place(config, part)), time.perf_counter()
     with as_failed_start(device):
@@ -149,7 +149,7 @@ def load(
 
 
 def report_memory(config: EngineConfig) -> HostMemory:
-    """Return the memory of this host, whose settings are given. Raises StartupError if it has no room for its ranks."""
+    """Return the memory of this host for its ranks. Raises StartupError if the ranks have not enough memory."""
     device = open_device(config.device, 0)
     divide_threads(config, device)
     return own_memory(config, device)
@@ -173,7 +173,7 @@ def _plan(
     part: RankPart | None,
     other_ranks: OtherRanks | None,
 ) -> RankPlans:
-    """Plan the memory of all ranks, rank 0 first; with a `part`, plan only this rank, again."""
+    """Plan the memory of all ranks; with a `part`, repeat the plan of this rank, on the rank itself."""
     if part is None:
         hosts = [own_memory(config, device)]
         if other_ranks is not None:
@@ -216,11 +216,11 @@ def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
 
 
 def warm_up_plans(config: EngineConfig, memory: MemoryPlan, *, num_tokens: int) -> list[StepPlan]:
-    """Plan steps that run before the engine is ready, so that no request waits for a kernel to compile.
+    """Return plans that run before the engine is ready, so that no request waits for the compilation of a kernel.
 
-    They are the largest prefill, the most sequences, a decode step and a step with both. They write to blocks that hold
-    no cache entry yet, so nothing has to be undone, and the last plan drops their sequences. All plans keep within the
-    engine's limits. `num_tokens`: most tokens of a step.
+    The plans are the largest prefill, a prefill of the most sequences, a decode step, and a step with both; the last
+    one drops their sequences. They keep the engine's limits, and write to blocks that have no cache entry yet, so
+    nothing has to be undone. `num_tokens`: most tokens of a step.
     """
     longest = min(num_tokens, memory.max_model_len)
     most = min(most_seqs(config), num_tokens)

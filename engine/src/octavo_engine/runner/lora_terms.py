@@ -1,4 +1,4 @@
-"""Reads an adapter's tensors, hashes them, and packs them as terms of the linear layers that adapters may change.
+"""Reads and hashes an adapter's tensors; packs them as low-rank terms of the linear layers that they change.
 
 It checks whether the tensors suit the layers, and plans the memory of adapters.
 """
@@ -42,7 +42,7 @@ class Target:
 
 
 class AdapterTargets:
-    """The targets of a model, by the names of their modules, and the names of the modules that other stages have."""
+    """The linear layers that adapters may change, by module name; adapters may also name modules of other stages."""
 
     def __init__(self, model: Model) -> None:
         self._prefix, self._renamed, self._targets = model.base_prefix, model.renamed, dict(_find_targets(model))
@@ -54,7 +54,7 @@ class AdapterTargets:
         return iter(dict.fromkeys(target.linear for target in self._targets.values()))
 
     def of_module(self, name: str) -> Target | None:
-        """Return the target; a checkpoint of the bare model, without a head, omits a prefix of its names."""
+        """Return the target of a module. Adapters of a model without its head omit a prefix of the names."""
         name = self._renamed(f"{name}.weight").removesuffix(".weight")
         return self._all.get(name) or self._all.get(self._prefix + name)
 
@@ -81,7 +81,7 @@ class AdapterTargets:
 
 
 def adapters_bytes(config: EngineConfig, device: Device, model: Model) -> int:
-    """Return the bytes reserved for adapters; check the headers of the adapters that a start loads from folders.
+    """Return the bytes reserved for adapters. Also checks the headers of the configured adapters, which are in folders.
 
     Raises StartupError.
     """
@@ -128,8 +128,8 @@ def _check_shapes(files: AdapterFiles, module: AdapterModule, target: Target) ->
 
 @dataclass(frozen=True, slots=True)
 class LayerTerm:
-    """One adapter's term of one layer, or this rank's shard of it. `down`: the A matrices of all parts. `ups`: for each
-    part, the columns of `down`'s output and a B that includes the scale; None: the part has no term.
+    """One adapter's term of one layer, or of this rank's shard. `down`: A of all parts of the layer. `ups`: for each
+    part, its columns in the output of `down`, and B times the scale; None: the adapter does not change the part.
     """
 
     down: PackedWeight
@@ -199,7 +199,7 @@ def _pack_term(
 
 
 def content_hash(files: AdapterFiles, tensors: Mapping[str, Tensor]) -> str:
-    """Hash the inputs of the terms: names, scales and tensors, and neither paths nor other settings."""
+    """Hash what determines the terms: names, scales and tensors. Paths and other settings do not count."""
     digest = hashlib.sha256(_LABEL)
     for name, module in sorted(files.modules.items()):
         _add(digest, name.encode())
@@ -216,6 +216,6 @@ def _view_bytes(tensor: Tensor) -> memoryview:
 
 
 def _add(digest: "hashlib._Hash", part: bytes | memoryview) -> None:
-    """Add a part with its length, so that different lists of parts never give the same bytes."""
+    """Hash a part after its length, so that different lists of parts never give the same bytes."""
     digest.update(len(part).to_bytes(8, "little") if isinstance(part, bytes) else part.nbytes.to_bytes(8, "little"))
     digest.update(part)

@@ -1,4 +1,4 @@
-"""Plans a model's memory before loading: dtype, `max_model_len` and KV cache, for a start and a dry run alike.
+"""Chooses dtype, `max_model_len` and KV cache size before a model is loaded, for a real start as for a dry run.
 
 The model is built on torch's meta device, which has shapes but no memory. dtype and length depend on the memory limit
 of the machine or its container, not on the memory that is free at the moment, so that equal pods make equal choices.
@@ -44,16 +44,16 @@ from octavo_engine.sources.model_config import context_length
 from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
-#: Memory of a process that decodes images, measured: Python with the image processor of transformers.
+#: Measured memory of a process that decodes images: Python with the image processor of transformers.
 MEDIA_WORKER_BYTES = 128 * MIB
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`memory`: that of the machine before loading. `model`: the needs of the model in `dtype`. `kv_dtype`: that of the
-    KV cache. `model_impl`: as the user set it. `block_formats`: the formats of tensors that may stay in blocks or
-    groups. `quantise_to`: the format to which other weights are quantised.
+    """`memory`: the machine's memory before loading. `model`: memory needs in `dtype`. `kv_dtype`: dtype of the KV
+    cache. `model_impl`: the user's setting. `block_formats`: formats of the tensors that may stay quantised in memory,
+    by name. `quantise_to`: the format to which other weights are quantised.
     """
 
     model_impl: ModelImpl
@@ -140,7 +140,7 @@ def first_dtype(config: EngineConfig, device: Device, model: ModelConfig, stored
 
 
 def _block_dtype(stored: StoredTensors, quantise_to: WeightFormat | None, device: Device) -> torch.dtype | None:
-    """Return bfloat16 if it lets tensors stay in blocks, which takes less memory and time than other dtypes.
+    """Return bfloat16 if tensors can stay quantised in blocks with it, which saves memory and time; None otherwise.
 
     A GPU multiplies groups in any of its default dtypes.
     """
@@ -210,7 +210,7 @@ def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: tor
 
 
 def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
-    """Return the memory of one layer's experts on a GPU, in the largest step and the largest graph.
+    """Return the memory that a GPU needs for one layer's experts, in the largest step and in the largest graph.
 
     A CPU computes one expert at a time.
     """
@@ -222,7 +222,7 @@ def _experts_bytes(config: EngineConfig, device: Device, model: Model) -> int:
 
 
 def _expanded_bytes(config: EngineConfig, model: Model) -> int:
-    """Return the memory to expand the largest weight in groups, once for a step of many rows and once for graphs."""
+    """Return the memory for one expanded copy of the largest group-quantised weight, and for another one in graphs."""
     methods = (module.method for module in model.modules() if isinstance(module, Linear))
     sizes = (each.expanded_bytes for each in methods if isinstance(each, GroupMethod))
     return max(sizes, default=0) * (2 if graph_buckets(config) else 1)
@@ -231,7 +231,7 @@ def _expanded_bytes(config: EngineConfig, model: Model) -> int:
 def _images_bytes(config: EngineConfig, device: Device, model: Model, longest: int) -> int:
     """Return the memory of the encoding of the largest image, and of a full `EncoderCache`.
 
-    On a CPU, it includes the images that wait for their encoding, and the processes that decode images.
+    On a CPU, this includes images that are not encoded yet, and the processes that decode images.
     """
     most_tokens = 0 if model.config.vision is None else model.config.vision.most_tokens
     if model.tower is None or not most_tokens:
@@ -250,8 +250,8 @@ def num_media_workers(config: EngineConfig) -> int:
 
 
 def _sum(config: EngineConfig, target: ModelMemory, draft: ModelMemory, eager_draft: ModelMemory) -> ModelMemory:
-    """Add the needs of a draft model. Its steps run between those of the target and use the same memory, except for
-    graphs."""
+    """Return the needs of target and draft model together. Their steps alternate and share memory, but their graphs do
+    not."""
     bytes_per_block = target.bytes_per_block + draft.bytes_per_block
     return replace(
         target,
@@ -288,7 +288,7 @@ def _warn_if_cut(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, k
 
 
 def own_memory(config: EngineConfig, device: Device) -> HostMemory:
-    """Return the memory that this host has for each of its ranks. Raises StartupError for an invalid variable."""
+    """Return this host's memory, as its ranks plan with it. Raises StartupError for an invalid environment variable."""
     kv_bytes = config.kv_cache_memory_bytes
     return HostMemory(
         memory=device.memory(ranks_per_host(config)),

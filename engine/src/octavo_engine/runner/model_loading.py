@@ -1,4 +1,4 @@
-"""Loads the weights of models and adapters, and makes the runner of a loaded model with its KV cache."""
+"""Loads the weights of models and adapters; makes a runner, with a KV cache, for a loaded model."""
 
 import logging
 import traceback
@@ -60,7 +60,7 @@ def check_nothing() -> None:
 
 
 def load_adapters(config: EngineConfig, model: Model) -> tuple[Adapters | None, dict[str, str]]:
-    """Read the configured adapters and add as many as fit; return all hashes by name. Raises StartupError."""
+    """Read all configured adapters, and add as many as fit; return each adapter's hash by name. Raises StartupError."""
     if not config.enable_lora:
         return None, {}
     adapters = Adapters(model, max_rank=config.max_lora_rank, download_dir=download_dir(config))
@@ -115,8 +115,8 @@ def load_model(
     *,
     check: Callable[[], None] = check_nothing,
 ) -> Model:
-    """Load a model, or the shard of one rank of `group` and `stages`. `check`: called before each tensor and layer;
-    an error that it raises ends the loading."""
+    """Load a model, or one rank's shard. `check`: called before each tensor and layer is loaded; it may raise an error
+    to stop loading."""
     dtype = plan.dtype
     model = build_model(
         model_config,
@@ -169,7 +169,7 @@ def load_checkpoint(
     *,
     stages: Stages | None = None,
 ) -> LoadedModel:
-    """Load a model that can be loaded again while its files hold the same weights. See `load_model`.
+    """Load a model that can be reloaded as long as its files hold the same weights. See `load_model`.
 
     `config`: None for a draft model, which takes no images.
     """
@@ -186,7 +186,7 @@ def load_checkpoint(
     if plan.kv_dtype == torch.float8_e4m3fn:
         scales = read_cache_scales(checkpoint.files)
         _LOGGER.info(
-            "KV cache of %s in e4m3: %d layers have scales of the checkpoint, others 1",
+            "KV cache of %s in FP8 (e4m3): %d layers use the checkpoint's scales, all others a scale of 1",
             checkpoint.files.name,
             len(scales),
         )
@@ -202,8 +202,8 @@ def load_checkpoint(
 
 
 def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: Model) -> ImageEncoder | None:
-    """Start the workers of a model that takes images; None if a package or the settings of its image processor are
-    missing, as text needs neither.
+    """Start the workers that decode images; return None if the model takes no images, or if the image processor's
+    package or settings are missing: the model then serves text only.
 
     Raises StartupError.
     """
@@ -218,7 +218,7 @@ def load_images(config: EngineConfig, device: Device, files: ModelFiles, model: 
 def load_draft(
     device: Device, draft: Checkpoint, plan: MemoryPlan, progress: Progress | None, check: Callable[[], None]
 ) -> LoadedModel:
-    """Load the draft model, in the dtype of the target model. `--quantization` does not apply to it."""
+    """Load the draft model in the target model's dtype. `--quantization` does not apply to it."""
     plan = replace(plan, block_formats=kept_formats(draft.stored, device, plan.dtype), quantise_to=None)
     loaded = load_checkpoint(device, draft, plan, progress=progress, check=check)
     _LOGGER.info("draft model: %s, %s of weights", draft.files.name, size(loaded.model.weights_bytes()))

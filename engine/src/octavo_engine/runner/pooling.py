@@ -18,9 +18,9 @@ NOT_FINITE = ErrorInfo("The model's vector is not finite (NaN or infinity): the 
 
 
 class Pooler:
-    """Pools rows in one way: a prompt's last row (LAST), first row (CLS) or the mean of all rows (MEAN).
+    """Pools a prompt's rows: the last row (LAST), the first row (CLS) or the mean of all rows (MEAN).
 
-    For CLS and MEAN, the scheduler uses no cached tokens, so that a prompt is computed from its first token on.
+    For CLS and MEAN, the scheduler uses no cached tokens, because they need the rows of the whole prompt.
     """
 
     def __init__(self, kind: PoolingType) -> None:

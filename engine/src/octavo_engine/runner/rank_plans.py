@@ -1,6 +1,6 @@
-"""Plans the memory of all ranks of a model, and divides among them its layers and a host's threads and memory.
+"""Plans the memory of all ranks of a model; divides the model's layers, and each host's threads and memory, among them.
 
-Layers are divided among pipeline stages before anything is loaded: by bytes, or by a variable.
+Layers are divided among pipeline stages before anything is loaded: by their bytes, or as an environment variable says.
 """
 
 import logging
@@ -40,11 +40,11 @@ PARTITION_VARIABLE = "VLLM_PP_LAYER_PARTITION"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlans:
-    """`config`: of all ranks, with `max_num_seqs` resolved and, for several ranks, `device`, `dtype`, `max_model_len`.
-    `hosts`: the memory of each rank's host.
+    """`config`: settings for all ranks, with `max_num_seqs` resolved; for several ranks also `device`, `dtype` and
+    `max_model_len`. `hosts`: the memory of each rank's host.
 
-    `ranks`: plans with equal numbers of blocks. From these settings and its host, a rank makes its own plan again.
-    `num_layers`: of each stage; empty for one stage.
+    `ranks`: memory plans with equal numbers of blocks; a rank repeats its own plan from `config` and its host's memory.
+    `num_layers`: number of layers of each stage; empty for one stage.
     """
 
     config: EngineConfig
@@ -78,8 +78,8 @@ def plan_ranks(
     draft: Checkpoint | None = None,
     hosts: Sequence[HostMemory] = (),
 ) -> RankPlans:
-    """Plan the memory of all ranks, of which rank 0 alone has a draft model. `hosts`: in order; if empty, all hosts are
-    like this one.
+    """Plan the memory of all ranks; only rank 0 has a draft model. `hosts`: the hosts in order; if empty, all hosts are
+    assumed to be like this one.
 
     Raises StartupError if a rank does not fit into its part of the memory.
     """
@@ -105,7 +105,7 @@ def plan_ranks(
             text = f"rank {rank} of {size}{where}, with its part of the memory: {error}"
             raise StartupError(text, code=error.code) from error
 
-    # The last rank of a stage has the most KV heads. A stage may have ranks on several hosts, of which each has a last.
+    # The last rank of a stage has the most KV heads, and so has the last rank of a stage on each host.
     last = {*range(per_stage - 1, size, per_stage), *range(ranks_per_host(config) - 1, size, ranks_per_host(config))}
     largest = [plan_rank(rank, config) for rank in sorted(last if draft is None else {0} | last)]
     dtype = str(min((each.dtype for each in largest), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
@@ -131,9 +131,9 @@ def with_blocks(plan: MemoryPlan, num_blocks: int, num_host_blocks: int) -> Memo
 def _divide_layers(
     config: EngineConfig, device: Device, model: ModelConfig, stored: StoredTensors | None
 ) -> tuple[int, ...]:
-    """Return the number of layers of each stage, by their bytes in the dtype of `first_dtype`; () for one stage.
+    """Return each stage's number of layers, balanced by bytes in the dtype of `first_dtype`; () for one stage.
 
-    Raises StartupError for a device, a number of stages or a value of the variable that is not supported.
+    Raises StartupError for a device, a number of stages or a value of the environment variable that is not supported.
     """
     size, most = config.pipeline_parallel_size, model.num_layers
     if size == 1:
@@ -161,7 +161,7 @@ def _divide_layers(
 
 
 def _held_bytes(module: nn.Module, device: Device) -> int:
-    """Return the bytes of the packed weights: a tied head may become a copy, a weight may be kept in two layouts."""
+    """Return the bytes of packed weights: packing may copy a tied head, or keep a weight in two layouts."""
     layers = [each for each in module.modules() if isinstance(each, Layer)]
     packing = (each.bytes_added_by_packing() for each in layers if isinstance(each, Linear) and device.packs_weights)
     return sum(layer.weights_bytes() for layer in layers) + sum(packing)

@@ -1,10 +1,10 @@
 """`Runner`: runs one `StepPlan`. It makes no decisions.
 
-Order within a step: dropped sequences, new sequences, tables, swap out, swap in, copies, drafts of a draft model, rows
-of images, forward, sampling, prompt log-probabilities. Only rows that are sampled or need log-probabilities go through
-the model's head, a bounded number of logits at a time. An exception becomes an error result for the whole step; the
-batch arrays stay consistent, as they are changed before any computation, and tokens are appended after all computations
-succeeded. Only a lost device raises EngineDead. Work is measured until the device has finished it.
+A step does in this order: drop sequences, add sequences, update block tables, swap out, swap in, copy blocks, run the
+draft model, encode images, forward, sample, compute log-probabilities of prompts. The model's head gets only rows that
+are sampled or need log-probabilities, a limited number at a time. An exception becomes an error result for the whole
+step; the batch arrays stay consistent, because they change before any computation, and tokens are appended after all
+computations. Only a lost device raises EngineDead. Measured times last until the device has finished.
 """
 
 import logging
@@ -54,8 +54,8 @@ T = TypeVar("T")
 
 class Runner:
     """Runs plans on one model. `host`: [host blocks, bytes per block] uint8 for swapping; None without a host tier.
-    `pooling`: each sequence ends in a vector, not in tokens. `images`: of a model with a tower. `group`, `stages`: the
-    ranks that compute the model; on rank 0 alone results are complete, and on later stages there are none.
+    `pooling`: sequences return a vector instead of tokens. `images`: set if the model has a vision tower. `group`,
+    `stages`: the ranks that compute the model; only rank 0 has complete results, and later stages have none.
 
     `EngineMemory` removes `model` and `host` while an engine sleeps.
     """
@@ -96,14 +96,14 @@ class Runner:
         self._costs = CostMeter()
 
     def replace_model(self, model: RunnableModel | None) -> None:
-        """Replace the model; None also frees the adapters. They are reloaded before the next model is set."""
+        """Replace the model; None also frees the adapters, which are reloaded before the next model is set."""
         if model is None and self._adapters is not None:
             self._adapters.release()
         self.release_rows()
         self.model.replace(model)
 
     def release_rows(self) -> None:
-        """Free the rows of images, and the counts of penalised tokens. No sequence may continue afterwards."""
+        """Free encoded images and counts of penalised tokens. No running sequence may continue afterwards."""
         if self._images is not None:
             self._images.clear()
         if self._counts is not None:
@@ -116,7 +116,7 @@ class Runner:
     def start(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Start a plan; return a function that waits for its results. Both raise EngineDead as `run` does.
 
-        Wait for results in the order of the plans. If the batch `starts_ahead`, the next plan may start before that.
+        Results must be waited for in the order of the plans. With `starts_ahead`, the next plan may start before that.
         """
         collect = self._attempt(plan, lambda: self._start(plan))
         if isinstance(collect, StepResult):
@@ -279,8 +279,8 @@ class Runner:
         return rows_to_choose([step for step in plan.seqs if step.sample], last_row, self._batch.seqs)
 
     def _final_rows(self, inputs: StepInputs, sampled: Ints) -> Ints:
-        """Return the rows, in rising order, whose hidden values the first stage uses. `sampled`: the rows that choose
-        tokens."""
+        """Return the ascending indices of the rows whose hidden states the first stage needs. `sampled`: the rows from
+        which tokens are sampled."""
         is_used = np.zeros(len(inputs.input_ids), dtype=np.bool_)
         is_used[sampled] = True
         if self._pooler is not None and self._pooler.uses_all_rows:
@@ -292,7 +292,7 @@ class Runner:
     def _sample(
         self, plan: StepPlan, rows: SampleRows, sources: Ints, hidden: Tensor
     ) -> Callable[[], dict[SeqId, SeqResult]]:
-        """Start to sample; the function that it returns waits for the results, by sequence id, in plan order."""
+        """Start sampling; return a function that waits for the results, by sequence id, in the order of the plan."""
         chosen = list[ChosenTokens]()
         vocab_rows = self._batch.logit_rows
         for at in range(0, len(sources), vocab_rows):
@@ -304,7 +304,7 @@ class Runner:
         return partial(self._append_tokens, [step for step in plan.seqs if step.sample], chosen)
 
     def _append_tokens(self, sampling: list[SeqStep], chosen: list[ChosenTokens]) -> dict[SeqId, SeqResult]:
-        """Wait for the tokens of a step; append them to its sequences, of which a later step may have dropped some.
+        """Wait for a step's tokens, and append them to its sequences, except sequences that a later step has dropped.
 
         The tokens of rejected drafts lie beyond the end of their sequence.
         """

@@ -29,8 +29,8 @@ class CostMeter:
     """Moving averages of the costs; 0 means that a cost is not measured yet."""
 
     def __init__(self) -> None:
-        # Of steps without and with a prompt: sums of steps, tokens, pairs and seconds, which are not in the fit yet;
-        # and the normal equations: the matrix, and in the last column the right side.
+        # For steps without and with a prompt: the sums of steps, tokens, pairs and seconds that are not in the fit yet,
+        # and the normal equations (the matrix; its last column is the right side).
         self._sums = np.zeros((2, 4))
         self._equations = np.zeros((2, 3, 4))
         self._is_measured = False

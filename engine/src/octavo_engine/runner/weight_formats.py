@@ -1,5 +1,5 @@
-"""Chooses which weights keep quantised blocks or groups in memory: of a quantised checkpoint, or made by
-`--quantization`.
+"""Chooses which weights stay quantised in memory: those of a quantised checkpoint, and those that `--quantization`
+quantises.
 
 Other quantised tensors are expanded when they are read.
 """
@@ -28,7 +28,7 @@ from octavo_engine.wire.errors import StartupError
 
 _LOGGER = logging.getLogger(__name__)
 
-#: Value of `--quantization` -> format to which linear layers are quantised while they load, on a CPU and on a GPU.
+#: The formats to which `--quantization` quantises linear layers while they load, on a CPU and (below) on a GPU.
 LOADED_FORMATS = {"int8": QUANTISED_FORMATS["Q8_0"], "int4": QUANTISED_FORMATS["Q4_1"]}
 LOADED_GROUPS = {
     "int8": GroupFormat(name="int8", codes="int8", group_size=128),
@@ -40,7 +40,7 @@ StoredTensors = Mapping[str, StoredTensor]
 
 
 def kept_formats(stored: StoredTensors, device: Device, dtype: torch.dtype) -> dict[str, WeightFormat]:
-    """Return the formats in which this device can multiply the tensors; a model may keep fewer of them."""
+    """Return the formats in which this device can multiply the stored tensors; a model may use fewer of them."""
     found = ((name, info, _kept_format(info, device, dtype)) for name, info in stored.items())
     return {name: replace(kept, has_order=has_order(info)) for name, info, kept in found if kept is not None}
 
@@ -74,7 +74,7 @@ def loaded_format(config: EngineConfig, device: Device) -> WeightFormat | None:
 
 
 def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
-    """Log how many tensors were quantised while they were loaded, and which linear layers could not be."""
+    """Log how many tensors were quantised to `block_format`, and which linear layers could not be quantised."""
     if block_format is None:
         return
     dense = [
@@ -84,20 +84,20 @@ def log_quantised(model: Model, block_format: WeightFormat | None) -> None:
     if others := [spec for spec in dense if spec.in_features % CODE_BLOCK]:
         sizes = ", ".join(map(str, sorted({spec.in_features for spec in others})))
         exceptions = (
-            f"; {len(others)} linear layers stay in {dtype}, as their numbers of inputs ({sizes}) are no multiples of "
+            f"; {len(others)} linear layers stay in {dtype}, as their numbers of inputs ({sizes}) are not multiples of "
             f"{CODE_BLOCK}: the first is {others[0].names[0]}"
         )
     if others := [spec for spec in dense if not spec.in_features % CODE_BLOCK]:
         exceptions += (
-            f"; {len(others)} linear layers stay in {dtype}, as another part of a fused weight, or another expert, has "
-            f"another format: the first is {others[0].names[0]}"
+            f"; {len(others)} linear layers stay in {dtype}, as another part of their fused weight, or another expert, "
+            f"has another format: the first is {others[0].names[0]}"
         )
     num_quantised = len(model.quantised_tensors())
     _LOGGER.info("%d tensors were quantised to %s while loading%s", num_quantised, block_format.name, exceptions)
 
 
 def _linears(model: Model) -> Iterator[Linear]:
-    """Return all linear layers, also those of experts in one tensor, which are no modules of the model."""
+    """Yield all linear layers. Experts whose weights share a tensor are not registered as modules of the model."""
     stacked = (each.each for each in model.modules() if isinstance(each, Experts) and each.stacks)
     modules = chain(model.modules(), *(mlp.modules() for mlp in chain(*stacked)))
     return (module for module in modules if isinstance(module, Linear))
@@ -109,9 +109,9 @@ def log_activations(config: QuantisedConfig | None, model: Model) -> None:
         return
     linears = [linear.method for linear in _linears(model) if not linear.spec.wide]
     rounding = sum(isinstance(method, GroupMethod) and method.rounds_inputs for method in linears)
-    here = "they have 16 bits here, and 8 in products with blocks"
+    here = "here they have 16 bits, and 8 bits where CPU kernels multiply quantised blocks"
     if rounding:
-        here = f"{rounding} linear layers round them to FP8 (e4m3), and {len(linears) - rounding} take 16 bits"
+        here = f"{rounding} linear layers round them to FP8 (e4m3), {len(linears) - rounding} use 16 bits"
     _LOGGER.info("the checkpoint was made for activations of %d bits; %s", config.activation_bits, here)
 
 
@@ -138,7 +138,7 @@ def _reason(expanded: StoredTensors, device: Device, dtype: torch.dtype) -> str:
     if known := [each for each in formats.values() if each is not None]:
         computes = "16 bits" if isinstance(known[0], GroupFormat) else "bfloat16"
         reasons.append(
-            "another part of a fused weight has another format, or a tensor belongs to no layer that multiplies it so"
+            "another part of their fused weight has another format, or their layers cannot multiply quantised weights"
             if device.keeps(known[0], dtype)
             else f"the kernels for quantised weights compute in {computes}; --dtype "
             f"{str(dtype).removeprefix('torch.')} expands them"

@@ -1,6 +1,6 @@
 """Types of command-line arguments: sizes (32k is 32 000, 32K is 32 768, 1.5G is 1.5 * 2**30), seconds, JSON.
 
-At the end: functions that convert the values of single settings, which may also come from a script.
+The last functions of this module convert the values of single settings, from the command line or from a script.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def quantization_name(value: Any) -> Any:
     if value is not None and value not in get_args(Quantization):
         raise StartupError(
             f"quantization={value!r} is not supported by this version: serve a GGUF, GPTQ, AWQ, compressed-tensors, "
-            "FP8 or bitsandbytes checkpoint, or an unquantised one, with int8 or int4 to quantise it while it loads. "
+            "FP8 or bitsandbytes checkpoint, or quantise another checkpoint to int8 or int4 while it loads. "
             f"Leave it out, or set it to {', '.join(map(repr, get_args(Quantization)))}."
         )
     return value
@@ -131,7 +131,7 @@ def kv_events(config: KVEventsConfig | None) -> KVEventsConfig | None:
 
 
 def media_limits(given: Mapping[str, Any]) -> dict[str, int]:
-    """Read the most images of a prompt, as vLLM spells it: `{"image": 2}` or `{"image": {"count": 2}}`.
+    """Read the limit of images per prompt, in vLLM's two forms: `{"image": 2}` or `{"image": {"count": 2}}`.
 
     Raises StartupError.
     """

@@ -1,4 +1,4 @@
-"""The user's settings, frozen and free of torch: the API process sends them to the engine core process."""
+"""The user's settings: frozen, and free of torch, because the API process sends them to the engine core process."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -54,7 +54,7 @@ class EngineConfig(Declared):
     )
     model_impl: ModelImpl = setting(
         "auto",
-        "Implementation of the model; auto: a class of Octavo if there is one, else transformers; vllm: octavo.",
+        "Implementation of the model; auto: octavo if it has the architecture, else transformers; vllm: as octavo.",
         aliases={"vllm": "octavo"},
     )
     runner: Runner = setting(
@@ -78,14 +78,14 @@ class EngineConfig(Declared):
     )
     dtype: Dtype = setting(
         "auto",
-        "Type of weights and activations; auto: of the types that suit the checkpoint, the fastest on this machine.",
+        "dtype of weights and activations; auto: the fastest on this machine of those that suit the checkpoint.",
         aliases=DTYPE_ALIASES,
         convert=dtype_name,
     )
     quantization: Quantization | None = setting(
         None,
-        "Type to which the weights of linear layers are quantised while they load: int8 or int4; gptq, awq, "
-        "compressed-tensors, fp8, bitsandbytes, gguf: only such checkpoints are accepted.",
+        "Quantisation of the weights; int8, int4: linear layers are quantised while they load; gptq, awq, "
+        "compressed-tensors, fp8, bitsandbytes, gguf: only checkpoints of this kind are accepted.",
         flags=("-q",),
         parse=str,
         aliases={"gptq_marlin": "gptq", "awq_marlin": "awq"},
@@ -93,7 +93,7 @@ class EngineConfig(Declared):
     )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "Device that runs the model.")
     seed: int | None = setting(
-        None, "Seed of requests without one, so that a restart repeats their answers.", parse=int, unset="random"
+        None, "Seed of requests that set none: a restarted engine then repeats answers.", parse=int, unset="random"
     )
     generation_config: str = setting(
         "auto",
@@ -102,7 +102,7 @@ class EngineConfig(Declared):
     )
     override_generation_config: dict[str, Any] = setting(
         dict,
-        "JSON object of default sampling parameters, which replace those of the source.",
+        "JSON object of default sampling parameters, which replace those of --generation-config.",
         convert=generation_override,
     )
     chat_template: str | None = setting(
@@ -121,12 +121,12 @@ class EngineConfig(Declared):
         metavar="JSON",
     )
     max_image_pixels: int = setting(
-        64_000_000, "Largest number of pixels of an image, by the header of its file.", ge=1, le=89_478_485
+        64_000_000, "Largest number of pixels of an image, as its file's header states it.", ge=1, le=89_478_485
     )
     chat_template_content_format: ContentFormatName = setting(
         "auto",
-        "Content of messages for the template; string: text; openai: a list of parts; auto: for each role, what the "
-        "template renders.",
+        "Form of a message's content for the template; string: text; openai: a list of parts; auto: the form that the "
+        "template renders, for each role.",
     )
     num_threads: int | None = setting(
         None,
@@ -140,26 +140,24 @@ class EngineConfig(Declared):
     )
     pipeline_parallel_size: int = setting(
         1,
-        "Number of stages that have the model's layers one after the other, each of --tensor-parallel-size ranks.",
+        "Number of pipeline stages, each with some consecutive layers and --tensor-parallel-size ranks.",
         flags=("-pp",),
         ge=1,
         le=1024,
     )
     nnodes: int = setting(
-        1, "Number of hosts that divide the ranks among them, in order.", flags=("-n",), ge=1, le=1024
+        1, "Number of hosts; each has an equal number of consecutive ranks.", flags=("-n",), ge=1, le=1024
     )
     node_rank: int = setting(0, "Number of this host; the first one has 0.", flags=("-r",), ge=0, le=1023)
     master_addr: str = setting("127.0.0.1", "Address of the first host, on which it listens for the others.")
     master_port: int = setting(29501, "Port on which the first host listens for the others.", ge=1, le=65535)
     headless: bool = setting(
-        False, "Ranks without an API, on all hosts but the first: --port answers probes. See $OCTAVO_GROUP_SECRET."
+        False, "No API on this host, which is not the first: --port only answers probes. See $OCTAVO_GROUP_SECRET."
     )
     distributed_timeout_seconds: int = setting(
-        60, "Seconds after which a rank that does not answer during a step ends the engine.", ge=1, le=86400
+        60, "Seconds that each rank may take to answer during a step before the engine ends.", ge=1, le=86400
     )
-    enforce_eager: bool = setting(
-        False, "Steps that always run the model's Python code, instead of a recording or CUDA graph."
-    )
+    enforce_eager: bool = setting(False, "No recordings and CUDA graphs: every step runs the model's Python code.")
     cudagraph_capture_sizes: tuple[int, ...] = setting(
         (),
         "Numbers of sequences for which decode steps on a GPU are captured as CUDA graphs.",
@@ -167,12 +165,12 @@ class EngineConfig(Declared):
         ge=1,
         le=MAX_GRAPH_ROWS,
         metavar="N",
-        unset="powers of two to 16, multiples of 16 to 512, then of 32, up to --max-num-seqs",
+        unset="powers of two up to 16, multiples of 16 up to 512, multiples of 32 up to --max-num-seqs",
     )
     max_model_len: int | None = setting(
         None,
         "Largest number of tokens of a request, prompt plus output; accepts 32k, 32K; auto or -1: the model's limit, "
-        "or as many as the memory of the machine or container allows.",
+        "or fewer if the memory of the machine or container is too small.",
         group="memory",
         ge=1,
         parse=size_or_auto,
@@ -182,34 +180,33 @@ class EngineConfig(Declared):
     block_size: int = setting(16, "Tokens per KV block.", ge=1, le=1024)
     kv_cache_dtype: KVCacheDtype = setting(
         "auto",
-        "Type of the KV cache; auto: the type of the model; fp8_e4m3, on a GPU: one byte for each value, with the "
-        "checkpoint's scales or 1.",
+        "dtype of the KV cache; auto: the model's dtype; fp8_e4m3, only on a GPU: one byte per value, with the "
+        "checkpoint's scales, or a scale of 1.",
         aliases={"fp8": "fp8_e4m3"},
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
         "Size of the KV cache in bytes; accepts 4G.",
         ge=1,
-        unset="on a CPU, half of the free memory up to 4 GiB, a quarter of it if that is more",
+        unset="on a CPU, half of the free memory up to 4 GiB, but at least a quarter of it",
     )
     gpu_memory_utilization: float | None = setting(
         None,
-        "Share of the memory of the GPU, machine or container for weights and KV cache.",
+        "Fraction of the memory of the GPU, machine or container that weights and KV cache may take.",
         ge=0.01,
         le=1.0,
         unset="0.9 on a GPU, else see --kv-cache-memory-bytes",
     )
     num_gpu_blocks_override: int | None = setting(
         None,
-        "Number of KV blocks, which otherwise follows from the size of the KV cache.",
+        "Number of KV blocks, instead of as many as the size of the KV cache allows.",
         ge=1,
         unset="as many as fit",
     )
     swap_space: float = setting(0.0, "CPU memory in GiB for the KV blocks of preempted requests.", ge=0)
     mm_processor_cache_gb: float = setting(
         1.0,
-        "Memory in GiB for processed images, which wait for their encoding or are kept for further requests; 0: none "
-        "are kept.",
+        "Memory in GiB for processed images that wait to be encoded, or are kept for later requests; 0: none are kept.",
         ge=0,
     )
     media_workers: int | None = setting(
@@ -224,7 +221,7 @@ class EngineConfig(Declared):
     )
     kv_events_config: KVEventsConfig | None = setting(
         None,
-        "JSON settings of vLLM's KV events over ZeroMQ, for other routers; the events contain prompt tokens.",
+        "JSON settings of KV events over ZeroMQ, in vLLM's format; the events contain prompt tokens.",
         convert=kv_events,
     )
     max_num_seqs: int | None = setting(
@@ -266,12 +263,12 @@ class EngineConfig(Declared):
     )
     async_scheduling: bool | None = setting(
         None,
-        "Decode steps that start before the tokens of the one before are known to the host.",
+        "Asynchronous scheduling: a decode step starts before the host has the tokens of the step before it.",
         unset="on one GPU, without speculative decoding",
     )
     max_step_ms: float | None = setting(
         None,
-        "Milliseconds that a step may take if it computes a prompt beside other requests; 0: no limit.",
+        "Most milliseconds of a step that computes a prompt while other requests run; 0: no limit.",
         ge=0,
         unset="200 on a CPU, else 0",
     )
@@ -280,10 +277,10 @@ class EngineConfig(Declared):
     )
     preemption_mode: PreemptionMode = setting(
         "auto",
-        "Treatment of a preempted request: its KV blocks are swapped to CPU memory, or recomputed later; auto: the "
-        "cheaper of the two.",
+        "Treatment of a preempted request; swap: its KV blocks are moved to CPU memory; recompute: they are computed "
+        "again later; auto: whichever takes less time.",
     )
-    # Without the watermark, a full cache preempts each admitted request in the next step.
+    # If admitting a request could use all blocks, the request would be preempted in the next step.
     watermark: float = setting(
         0.01, "Share of the KV blocks that admitting a new request must leave free.", ge=0, le=0.99
     )
@@ -292,7 +289,7 @@ class EngineConfig(Declared):
     )
     lora_modules: tuple[LoRAModule, ...] = setting(
         (),
-        "Adapters to load, as name=folder or JSON with name and path. Each folder is one that peft has saved; it may "
+        "Adapters to load, as name=folder or JSON with name and path. A folder holds an adapter saved by peft; it may "
         "be on a hub or in a bucket.",
         convert=lora.lora_modules,
         metavar="NAME=FOLDER",
@@ -300,8 +297,8 @@ class EngineConfig(Declared):
     max_loras: int = setting(8, "Largest number of different adapters in a step.", ge=1, le=1024)
     max_cpu_loras: int | None = setting(
         None,
-        "Largest number of adapters in memory, for which room is reserved; further ones are read when requests need "
-        "them.",
+        "Largest number of adapters in memory, which is reserved at the start; other adapters are read when requests "
+        "need them.",
         ge=1,
         le=1024,
         unset="--max-loras",
@@ -309,14 +306,14 @@ class EngineConfig(Declared):
     max_lora_rank: int = setting(16, "Largest rank of an adapter.", ge=1, le=1024)
     speculative_config: SpeculativeConfig | None = setting(
         None,
-        "JSON settings of speculative decoding: num_speculative_tokens and the model that makes drafts; or, for "
+        "JSON settings of speculative decoding: num_speculative_tokens, and model: a model that makes drafts; or, for "
         "outputs that repeat their prompt, method (ngram), prompt_lookup_max and prompt_lookup_min.",
         group="speculation",
         flags=("-sc",),
         convert=speculative.speculative_config,
     )
     kv_cache_metrics: bool = setting(
-        False, "Metrics of the time that KV blocks live, idle and wait for reuse.", group="debugging"
+        False, "Metrics of the lifetime, idle time and reuse intervals of KV blocks.", group="debugging"
     )
     kv_cache_metrics_sample: float = setting(
         0.01, "Share of the KV blocks that --kv-cache-metrics observes.", ge=1e-6, le=1.0
@@ -345,7 +342,7 @@ def describe_ranks(config: EngineConfig) -> str:
 
 
 def describe_local_ranks(config: EngineConfig) -> str:
-    """Return words for messages: how many of the ranks each host has. Empty for one host."""
+    """Return, for messages, how many ranks each host has; "" if there is only one host."""
     return f", {ranks_per_host(config)} on each host" if config.nnodes > 1 else ""
 
 
@@ -360,17 +357,17 @@ def adapters_in_memory(config: EngineConfig) -> int:
 
 
 def most_seqs(config: EngineConfig) -> int:
-    """Return `max_num_seqs`. Before a start has resolved it by the device's memory, return the default for small GPUs
-    and CPUs."""
+    """Return `max_num_seqs`. If neither the user nor the engine core has set it yet, return the default for CPUs and
+    small GPUs."""
     return config.max_num_seqs or SMALLER_DEFAULT_SEQS
 
 
 def steps_ahead(config: EngineConfig, device: str) -> int:
-    """Return how many steps are planned before the tokens of the step in progress are known; 0 with drafts or ranks."""
+    """Return 1 if a step is planned while the last one is unfinished, else 0, as with drafts or several ranks."""
     chosen = device == "cuda" if config.async_scheduling is None else config.async_scheduling
     return int(chosen and config.speculative_config is None and num_ranks(config) == 1)
 
 
 def with_ready(config: EngineConfig, ready: ReadyInfo) -> EngineConfig:
-    """Return the settings with the number of sequences that the engine core has chosen, if the user sets none."""
+    """Return the settings with the engine core's choice of `max_num_seqs`, if the user has not set it."""
     return replace(config, max_num_seqs=config.max_num_seqs or ready.max_num_seqs)

@@ -1,7 +1,7 @@
-"""A setting is declared once: `max_n: int = setting(256, "Largest n, the number of sequences.", ge=1)`.
+"""Declares settings; each is declared once: `max_n: int = setting(256, "Largest n, the number of sequences.", ge=1)`.
 
-The line is a field of a frozen dataclass. Flag, key of a YAML file, environment variable, help, range check and the
-tables of the docs follow from it; the flag is the name of the field. Nothing reads declarations after the start.
+The line above is a field of a frozen dataclass. Its flag (named like the field), key in a YAML file, environment
+variable, help, range check and row in the docs are derived from it. After the start, nothing reads declarations.
 """
 
 import json
@@ -29,8 +29,8 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One declaration; `setting` describes `default`. `name`, `annotation`: those of the field. `kind`: its type
-    without None.
+    """A declaration, made by `setting`. `name`, `annotation`: name and type annotation of the field. `kind`: the
+    annotation without None.
 
     `text`: a noun phrase with unit, to which the help adds the default.
     `unset`: the default in words, if its value does not explain itself.
@@ -109,7 +109,7 @@ class Setting:
         return f"at most {self.le}" if self.ge == -inf else f"between {self.ge} and {self.le}"
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value, or each value of a list, is within `bounds`; None always is."""
+        """Return whether a value, or each value of a list, is within `bounds`. None is always allowed."""
         if isinstance(value, tuple):
             return all(map(self.allows, value))
         if self.choices:
@@ -117,7 +117,7 @@ class Setting:
         return value is None or (self.ge, self.le) == (-inf, inf) or bool(self.ge <= value <= self.le)
 
     def checked(self, value: Any) -> Any:
-        """Convert a value from a flag, a file or a script to the field's type; a `Path` is accepted for a text.
+        """Convert a value from a flag, a file or a script to the field's type; a `str` field accepts a `Path`.
 
         Raises StartupError for a value of a wrong type or out of range.
         """
@@ -167,7 +167,7 @@ class Setting:
 
 
 def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
-    """Return the mapping that is given, or that JSON text contains. Raises StartupError, which names the setting."""
+    """Return `value`, or the mapping in its JSON text. Raises StartupError with the setting's name for other values."""
     try:
         given = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -178,7 +178,7 @@ def as_mapping(name: str, value: Any) -> Mapping[str, Any]:
 
 
 class Declared:
-    """Base class of a record of settings: converts and checks its values when it is made. Raises StartupError."""
+    """Base class of settings dataclasses: converts and checks the values of a new object. Raises StartupError."""
 
     __slots__ = ()
 
@@ -190,7 +190,7 @@ class Declared:
 def setting(default: Any, text: str, **details: Any) -> Any:
     """Declare a field of a record. `details`: further fields of `Setting`.
 
-    `default`: the field's default, or a function that makes it, such as `tuple`; a flag is then None if it isn't given.
+    `default`: the field's default, or a function that makes it, such as `tuple`; a flag that is not given is then None.
     """
     makes, at_start = callable(default), None if callable(default) else default
     declared = Setting(text=text, default=at_start, **details)

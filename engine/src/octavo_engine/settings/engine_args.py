@@ -1,7 +1,7 @@
 """Builds an `EngineConfig` from `LLM(...)` keywords or `octavo serve` flags, under vLLM's names.
 
 No argument is silently ignored: an unknown name, a value out of range and a feature that is not implemented each raise
-an error that lists the accepted values. `vllm.py` lists vLLM's other arguments; a start names those without effect.
+an error that lists the accepted values. `vllm.py` has vLLM's other arguments; a log line names those without effect.
 """
 
 import difflib
@@ -43,7 +43,7 @@ def resolve_config(**arguments: Any) -> EngineConfig:
 
 
 def _check_lora(config: EngineConfig) -> None:
-    """Raise StartupError for adapters that are not enabled, too many, or whose names are not unique."""
+    """Raise StartupError if adapters are given but not enabled, if there are too many, or if two have one name."""
     names = [module.name for module in config.lora_modules]
     if names and not config.enable_lora:
         raise StartupError(f"lora_modules names the adapter {names[0]!r}, which needs --enable-lora: add it.")
@@ -80,14 +80,14 @@ def _check_hosts(config: EngineConfig) -> None:
 
 
 def unused_arguments(arguments: Mapping[str, Any]) -> list[UnusedArgument]:
-    """Return the arguments of vLLM that are accepted without effect. Raises StartupError for a refused value."""
+    """Return arguments of vLLM that are accepted but have no effect. Raises StartupError for a refused value."""
     own = EngineConfig.__dataclass_fields__.keys()
     others = {name: value for name, value in arguments.items() if name in _ARGUMENTS and name not in own}
     return [*unused_fields(arguments.get("speculative_config")), *find_unused(_ARGUMENTS, others)]
 
 
 def _json_settings(arguments: Mapping[str, Any]) -> dict[str, bool]:
-    """Fields of `EngineConfig` that vLLM has in `structured_outputs_config`, and once had as arguments of their own."""
+    """Return fields of `EngineConfig` that vLLM has in `structured_outputs_config`, or had as arguments once."""
     config = arguments.get("structured_outputs_config") or {}
     values = {}
     for name in ("disable_any_whitespace", "disable_additional_properties"):

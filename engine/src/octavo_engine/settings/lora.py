@@ -23,13 +23,13 @@ def lora_modules(value: Any) -> tuple[LoRAModule, ...]:
 def check_num_adapters(num_adapters: int) -> None:
     """Raise StartupError for too many names."""
     if num_adapters > MAX_NAMES:
-        raise StartupError(f"{num_adapters} adapters exceed the limit of {MAX_NAMES}: use fewer of them at a time.")
+        raise StartupError(f"{num_adapters} adapters exceed the limit of {MAX_NAMES}: load fewer at a time.")
 
 
 def check_adapter_name(name: str, taken: Collection[str] = ()) -> None:
-    """Raise StartupError for a name that is too long, or that the served model or another adapter has."""
+    """Raise StartupError if the name is too long, or is the name of the served model or of another adapter."""
     if name in taken:
-        raise StartupError(f"{name!r} is the name of the served model, or of another adapter: choose another one.")
+        raise StartupError(f"{name!r} is the name of the served model, or of another adapter: choose another name.")
     if (size := len(name.encode())) > MAX_NAME_BYTES:
         raise StartupError(
             f"the name {name!r} of an adapter has {size} bytes; the limit is {MAX_NAME_BYTES}: choose a shorter one."

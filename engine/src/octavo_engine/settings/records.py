@@ -17,7 +17,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "proc
 PreemptionMode = Literal["auto", "swap", "recompute"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 Runner = Literal["auto", "generate", "pooling"]
-PoolingType = Literal["LAST", "CLS", "MEAN"]  # the vector is a prompt's last hidden row, its first one, or the mean
+PoolingType = Literal["LAST", "CLS", "MEAN"]  # a prompt's last hidden row, its first, or their mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class ModelPooling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """Settings of the vision tower. `family`: the `model_type` of `config.json`, such as "smolvlm". `hf`: the content
-    of that file, with its parts for text and for images. `most_tokens`: the most tokens of an image; 0 if the
-    checkpoint has no settings of the image processor, without which it takes no images.
+    """Settings of the vision tower. `family`: `model_type` in `config.json`, such as "smolvlm". `hf`: content of that
+    file. `most_tokens`: most tokens of an image; 0 if the checkpoint has no settings of an image processor: the model
+    then takes no images.
     """
 
     family: str
@@ -67,8 +67,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     name: str = "model"
-    pooling: ModelPooling | None = None  # None: it generates tokens; else it has no head
-    vision: VisionConfig | None = None  # None: it takes no images
+    pooling: ModelPooling | None = None  # None: the model generates tokens; else it has no head
+    vision: VisionConfig | None = None  # None: the model takes no images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVEventsConfig(Declared):
-    """Value of `--kv-events-config`. The publisher binds endpoints with `*`, `::` or `ipc:` and connects to any other.
+    """Value of `--kv-events-config`. The publisher binds endpoints with `*`, `::` or `ipc:`, and connects to others.
 
     `max_queue_size` has no effect: events go straight to ZeroMQ's own queue.
     """
@@ -119,8 +119,8 @@ class KVEventsConfig(Declared):
 class SpeculativeConfig:
     """Value of `--speculative-config`.
 
-    "ngram": a match has `prompt_lookup_min` to `prompt_lookup_max` tokens. "draft_model": `model`, at `revision` of its
-    repository, makes the drafts.
+    Method "ngram" looks for matches of `prompt_lookup_min` to `prompt_lookup_max` tokens. With "draft_model", `model`
+    makes the drafts (`revision`: its commit or branch).
     """
 
     num_speculative_tokens: int
@@ -131,17 +131,17 @@ class SpeculativeConfig:
     revision: str | None = None
 
 
-MAX_GRAPH_ROWS = 1024  # rows of a decode step that runs as a CUDA graph
-MAX_GRAMMAR_BYTES = 1 << 18  # of a schema, regex or grammar; its compiler's stack grows with it
-MAX_LOGITS = 16 << 20  # fp32 values held at a time on a CPU
-MAX_GPU_LOGITS = 64 << 20  # the same on a GPU, which reads the model's head again for each part of a step
+MAX_GRAPH_ROWS = 1024  # most rows of a decode step that runs as a CUDA graph
+MAX_GRAMMAR_BYTES = 1 << 18  # most bytes of a schema, regex or grammar: the compiler's stack grows with them
+MAX_LOGITS = 16 << 20  # most fp32 logits that are held at a time on a CPU
+MAX_GPU_LOGITS = 64 << 20  # on a GPU, which reads the model's head again for each part of a step's rows
 SMALLER_DEFAULT_SEQS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAModule:
-    """An adapter that is loaded at the start. `path`: folder of a PEFT checkpoint. `base_model_name`: shown as its
-    parent; None: the first served name.
+    """An adapter that is loaded at the start. `path`: folder of a PEFT checkpoint. `base_model_name`: the parent that
+    the API shows; None: the first served name.
     """
 
     name: str
@@ -163,9 +163,9 @@ class PoolerConfig(Declared):
 class ReadyInfo:
     """Facts that the engine core reports once the model is loaded and the KV cache is sized.
 
-    `startup_s`: seconds of its start by phase: Python packages (`import`), kernels (`compile`), the model (`weights`).
-    `adapters`: content hashes of `lora_modules`, by name. `adapter_folders`: their folders on this machine.
-    `max_num_seqs`: the user's, or the device's default.
+    `startup_s`: seconds of each start phase: imports (`import`), compilation (`compile`), loading the model
+    (`weights`). `adapters`: content hashes of `lora_modules`, by name. `adapter_folders`: their folders on this
+    machine. `max_num_seqs`: the user's value, or the device's default.
     """
 
     max_model_len: int

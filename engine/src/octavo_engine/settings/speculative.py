@@ -14,7 +14,7 @@ _FIELDS = {
     "ngram": ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     "draft_model": ("method", "model", "num_speculative_tokens", "revision", "draft_tensor_parallel_size"),
 }
-#: vLLM's other fields: without effect here, or accepted only with the value that changes nothing.
+#: Further fields of vLLM: they have no effect here, or only the value is accepted that has no effect in vLLM either.
 _VLLM_FIELDS = {
     **dict.fromkeys(("enforce_eager", "disable_padded_drafter_batch", "use_local_argmax_reduction"), SETTING),
     **dict.fromkeys(("max_model_len", "code_revision", "disable_by_batch_size", "draft_sample_method"), SETTING),
@@ -83,7 +83,7 @@ def speculation_setting(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _ngram(given: Mapping[str, Any], num_tokens: int) -> SpeculativeConfig:
     least, most = (given.get(f"prompt_lookup_{name}") for name in ("min", "max"))
     defaults = SpeculativeConfig(num_speculative_tokens=num_tokens)
-    # As in vLLM, if only one of the two is given, the other equals it.
+    # As in vLLM, if only one of minimum and maximum is given, the other gets the same value.
     most = _count("prompt_lookup_max", _first_given(most, least, defaults.prompt_lookup_max))
     least = _count("prompt_lookup_min", _first_given(least, most))
     if least > most:

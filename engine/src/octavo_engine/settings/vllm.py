@@ -1,8 +1,8 @@
-"""vLLM's engine arguments for which Octavo has no setting, read by `engine_args` and the command line; its variables.
+"""vLLM's engine arguments and environment variables for which Octavo has no setting; `engine_args` and CLI read them.
 
-A value of an argument is *fulfilled* (it asks for what Octavo does anyway), *harmless* (accepted without effect, since
-no output depends on it; a start names it once), or refused with a reason and a remedy. Nothing is ignored silently. To
-build a feature, add a field to `EngineConfig` and delete the argument's row here.
+A value of an argument is *fulfilled* (Octavo always behaves so), *harmless* (accepted without effect, as no output
+depends on it; a log line at the start names it), or refused with a reason and a remedy. Nothing is ignored silently. To
+implement an argument, add a field to `EngineConfig` and delete the argument's row here.
 """
 
 import re
@@ -36,9 +36,9 @@ ANY: Container[Any] = _AnyValue()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmArgument:
-    """`missing` and `remedy`: sentences about refused values. `note`: text in parentheses in the start's line.
+    """`missing`, `remedy`: sentences of the error for a refused value. `note`: text in parentheses in the log line.
 
-    `is_switch`, `is_list`, `flags`: form of the flag, and its further spellings. `fields`: arguments in a JSON object.
+    `is_switch`, `is_list`: form of the flag. `flags`: further names of it. `fields`: the fields of a JSON argument.
     """
 
     fulfilled: Container[Any] = ()
@@ -76,7 +76,7 @@ def find_unused(table: Mapping[str, VllmArgument], given: Mapping[str, Any]) -> 
 
 
 def describe_unused(unused: Iterable[UnusedArgument], *, as_flags: bool) -> list[str]:
-    """Lines for the start's log: one about arguments without effect, one about those that vLLM has deprecated."""
+    """Return lines for the start's log: one on arguments without effect, one on arguments that vLLM deprecated."""
     arguments = list(unused)
     kinds = (
         ("accepted without effect here", [u for u in arguments if not u.argument.is_deprecated]),
@@ -95,7 +95,7 @@ def _find_unused_fields(name: str, argument: VllmArgument, value: Mapping[str, A
 
 
 def _contains(values: Container[Any], value: Any) -> bool:
-    """True if `values` has the value with the same type, as True is no 1 here."""
+    """Return whether `values` has the value with its type; in Python, True equals 1, but here it must not."""
     if isinstance(values, tuple):
         return any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in values)
     return value in values
