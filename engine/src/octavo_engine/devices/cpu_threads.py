@@ -1,13 +1,13 @@
 """Chooses the number of compute threads and their CPUs from affinity, cgroup quota and environment variables.
 
-`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` is a list of CPUs ("0-3,8"; "0-3|4-7" has a part for each
-rank), "nobind" or "auto". By default there is one thread per physical core within affinity and quota.
+`OCTAVO_CPU_OMP_THREADS_BIND` or `VLLM_CPU_OMP_THREADS_BIND` is "nobind", "auto" or a list of CPUs: "0-3,8", or with
+several ranks "0-3|4-7", a list per rank. By default, there is one thread per physical core within affinity and quota.
 
-Each rank of a model gets a NUMA node of its own, or memory is interleaved over the nodes of the compute threads. Linux
-places a page on the node of the thread that writes it first. So a rank that is bound to a node has its memory there.
-But if a rank's threads span nodes, one loading thread would place all weights on one node, and threads of other nodes
-would read them over the link between sockets: interleaved memory lets the channels of all nodes serve each step.
-Threads inherit the policy from the thread that starts them. `root` is "/" in production; tests pass a tree of files.
+If possible, each rank of a model is bound to a NUMA node of its own. Linux places a page on the node of the thread that
+first writes it, so the rank's memory is on its node. Otherwise, memory is interleaved over the nodes of the compute
+threads: one loading thread would place all weights on its own node, and threads of other nodes would read them over the
+link between sockets, whereas interleaved memory uses the memory channels of all nodes in each step. Threads inherit the
+policy from the thread that starts them. `root` is "/" in production; tests pass a tree of files.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from octavo_engine.wire.errors import StartupError
 BIND_VARIABLES = ("OCTAVO_CPU_OMP_THREADS_BIND", "VLLM_CPU_OMP_THREADS_BIND")
 _LOGGER = logging.getLogger(__name__)
 _MPOL_DEFAULT, _MPOL_INTERLEAVE = 0, 3
-#: Machine -> numbers of the system calls get_mempolicy and set_mempolicy, which libc does not wrap.
+#: For each machine type, the system call numbers of get_mempolicy and set_mempolicy, which libc does not wrap.
 _CALLS = {"x86_64": (239, 238), "aarch64": (236, 237)}
 _MOST_NODES = 1024  # Linux's limit
 
@@ -48,7 +48,7 @@ def plan_threads(
 ) -> ThreadPlan:
     """Plan the compute threads. `wanted`: --num-threads. Raises StartupError for an impossible binding to CPUs.
 
-    `rank`: whose list of CPUs is planned, if a variable binds CPUs; the lists of all `num_ranks` ranks are checked.
+    `rank`: the rank whose CPUs are planned, if a variable binds CPUs; the CPUs of all ranks are checked.
     """
     name, value = bind_setting(env)
     if value not in ("auto", "nobind", "all"):
@@ -68,7 +68,7 @@ def bind_setting(env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _parts(name: str, value: str, num_ranks: int, affinity: set[int]) -> list[frozenset[int]]:
-    """Return the CPUs of each rank. Raises StartupError if there are too few parts, or CPUs that are not available."""
+    """Return each rank's CPUs. Raises StartupError if lists are missing or a CPU is not available to this process."""
     parts = [parse_cpu_list(part, name) for part in value.split("|")][:num_ranks]
     if len(parts) < num_ranks:
         raise StartupError(
@@ -109,13 +109,13 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> set[int]:
 
 
 def bind(plan: ThreadPlan) -> None:
-    """Bind threads to the plan's CPUs. Call it before the first parallel kernel: new threads inherit the affinity."""
+    """Bind threads to the plan's CPUs. Call this before the first parallel kernel: new threads inherit the affinity."""
     if plan.cpus is not None:
         os.sched_setaffinity(0, plan.cpus)
 
 
 def nodes_to_interleave(cpus: Set[int], root: Path = Path("/")) -> frozenset[int]:
-    """Return the nodes of these CPUs whose memory the process may use; empty if they are fewer than two."""
+    """Return the nodes of these CPUs on which the process may allocate memory; empty if there are less than two."""
     nodes = frozenset(_nodes(cpus, root))
     return nodes if len(nodes) > 1 else frozenset()
 
@@ -125,7 +125,7 @@ def node_of_rank(
 ) -> frozenset[int] | None:
     """Return the CPUs of the node of a rank, within the affinity.
 
-    None unless each rank can have a node whose memory the process may use, with a physical core for each thread.
+    Return None unless each rank can have a node with usable memory and a physical core for each thread.
     """
     nodes = [cpus for _, cpus in sorted(_nodes(affinity, root).items())]
     large = [cpus for cpus in nodes if len(physical_cores(set(cpus), root)) >= num_threads]
@@ -133,7 +133,7 @@ def node_of_rank(
 
 
 def _nodes(cpus: Set[int], root: Path) -> dict[int, frozenset[int]]:
-    """Return, for each node whose memory the process may use, which of the CPUs belong to it."""
+    """Return the CPUs of each node on which the process may allocate memory; only CPUs in `cpus` count."""
     allowed = _allowed_nodes(root)
     nodes = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
@@ -144,9 +144,9 @@ def _nodes(cpus: Set[int], root: Path) -> dict[int, frozenset[int]]:
 
 
 def interleave_memory(nodes: frozenset[int]) -> None:
-    """Set the policy of this thread and of threads that it starts. A policy of `numactl` stays.
+    """Interleave new memory of this thread, and of threads that it starts. A policy that `numactl` has set stays.
 
-    Containers often forbid the call; this is logged with the remedy, and no error is raised.
+    Containers often forbid the system call; this is logged with a remedy, and is not an error.
     """
     if not nodes or platform.machine() not in _CALLS:
         return
@@ -180,7 +180,7 @@ def _allowed_nodes(root: Path) -> frozenset[int] | None:
 
 
 def _read_list(path: Path) -> frozenset[int]:
-    """Read a list of numbers such as 0-3,8. A node without CPUs has an empty list."""
+    """Read a list of numbers such as 0-3,8. The list of a node without CPUs is empty."""
     try:
         text = path.read_text().strip()
     except OSError:

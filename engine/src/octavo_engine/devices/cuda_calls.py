@@ -17,7 +17,7 @@ _TRITON_OUT_OF_MEMORY = "[CUDA]: out of memory"  # the end of Triton's error, wh
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
-#: Overwrites a tensor of the device with one of the host, and does not wait for the copy.
+#: Overwrites a tensor on the device with a tensor on the host, without waiting for the copy.
 Overwrite = Callable[[Tensor, Tensor], None]
 
 

@@ -1,6 +1,6 @@
 """`CudaDevice`: one NVIDIA GPU by torch and Triton. No other module names `torch.cuda`.
 
-Decisions are pure functions: `describe_problem` reads the figures of a machine, `step_bytes` the sizes of a model.
+Decisions are pure functions: `describe_problem` takes facts about a machine, and `step_bytes` sizes of a model.
 """
 
 import gc
@@ -58,7 +58,7 @@ _OLDER_INDEX, _NEWER_INDEX = (f"https://download.pytorch.org/whl/{cuda}" for cud
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaFacts:
-    """The machine's GPU, driver and torch build. `device_error`: torch's reason why it finds no GPU; empty if it finds
+    """Facts about the machine's GPU, driver and torch build. `device_error`: why torch finds no GPU; empty if it finds
     one."""
 
     is_cuda_build: bool = True
@@ -175,10 +175,10 @@ def is_writable(folder: Path) -> bool:
 def step_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Return the memory of the largest step and of graphs, of which no two run at a time.
 
-    It is the sum of: for each of `max_num_batched_tokens` tokens, and again for each token of the largest graph, the
-    inputs and outputs of one layer's linears and four hidden states; the hidden rows and inputs of all graphs; partial
-    results of attention; block tables of two further steps; three copies of the fp32 logits of `max_num_seqs` rows, or
-    of the rows that are computed at a time; counts of penalised tokens; and a fixed part.
+    It is the sum of: the inputs and outputs of one layer's linears and four hidden states, for each of
+    `max_num_batched_tokens` tokens and for each token of the largest graph; the hidden states and inputs of all graphs;
+    partial results of attention; block tables of two more steps; three fp32 copies of the logits of `max_num_seqs`
+    rows, or of the rows that are computed at a time; counts of penalised tokens; and a constant.
     """
     from octavo_engine.ops.triton.decode_attention import most_parts  # needs Triton, which CPU installations lack
 

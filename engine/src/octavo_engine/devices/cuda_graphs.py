@@ -1,9 +1,9 @@
-"""`GraphedSteps`: steps of a GPU as CUDA graphs, which repeat all launches of a forward pass by one call.
+"""`GraphedSteps`: CUDA graphs of steps; a replay repeats all kernel launches of a forward pass with one call.
 
-Some graphs compute a fixed number of sequences with one token each, others a fixed number of tokens in any mix of
-prompts, drafts and decodes. A step is copied to tensors with fixed addresses, and padded with tokens of sequences that
-have no keys and write none. All graphs are captured before an engine is ready, the largest first, so that the others
-fit into its memory.
+Some graphs compute a fixed number of decodes, others a fixed number of tokens in any mix of prompts, drafts and
+decodes. A step is copied to tensors with fixed addresses, and padded with tokens of sequences that read and write no
+KV. All graphs are captured before an engine is ready; the largest is captured first, so that the others can use its
+memory.
 """
 
 import logging
@@ -37,10 +37,10 @@ _EMPTY = StepArrays(
 
 
 class Bucket(NamedTuple):
-    """The largest step of a graph. `max_query_len`: tokens of one sequence. `least_tokens`: tokens of the smallest
+    """The largest step of a graph. `max_query_len`: most tokens of one sequence. `least_tokens`: tokens of the smallest
     step.
 
-    `num_seqs`: the number of sequences, including padding, which is at least one if a sequence may have several tokens.
+    `num_seqs`: number of sequences, including padding: at least one padding sequence if `max_query_len` > 1.
     """
 
     num_tokens: int
@@ -50,8 +50,8 @@ class Bucket(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """Element counts of the arrays that one copy moves, in the order of `GraphedSteps._write`, before block
-        tables."""
+        """Element counts of the arrays that one copy moves, in the order of `GraphedSteps._write`; block tables are not
+        included."""
         return [self.num_seqs + 1, self.num_seqs, *[self.num_tokens] * 4]
 
     def fits(self, arrays: StepArrays) -> bool:
@@ -63,7 +63,7 @@ class Bucket(NamedTuple):
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
-    """Return numbers of rows: powers of two up to 16, multiples of 16 or 32, and finally `max_num_seqs`."""
+    """Return the default row counts of graphs: powers of two up to 16, multiples of 16 or 32, and `max_num_seqs`."""
     most = min(max_num_seqs, MAX_GRAPH_ROWS)
     return [size for size in (1, 2, 4, 8, *range(16, 512, 16), *range(512, most, 32)) if size < most] + [most]
 
@@ -73,7 +73,7 @@ def decode_buckets(sizes: Sequence[int]) -> list[Bucket]:
 
 
 def prompt_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-    """Return the sizes of graphs for steps of any mix, up to `max_num_batched_tokens` tokens, but at most 2048."""
+    """Return the buckets for steps with any mix of sequences, up to `max_num_batched_tokens` or 2048 tokens."""
     most = min(max_num_batched_tokens, _PROMPT_TOKENS[-1])
     sizes = [*(size for size in _PROMPT_TOKENS if size < most), most]
     return [
@@ -82,7 +82,7 @@ def prompt_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucke
 
 
 def step_buckets(sizes: Sequence[int], max_num_seqs: int, max_num_batched_tokens: int) -> list[Bucket]:
-    """Return the sizes of all graphs, which the memory plan counts. `sizes`: numbers of decodes; empty:
+    """Return the buckets of all graphs, which the memory plan counts. `sizes`: numbers of decodes; if empty, those of
     `capture_sizes`."""
     decodes = decode_buckets(sizes or capture_sizes(max_num_seqs))
     return [*decodes, *prompt_buckets(max_num_seqs, max_num_batched_tokens)]
@@ -104,7 +104,7 @@ class Graph:
 
 
 class GraphedSteps:
-    """`StepGraphs` on a GPU. Steps whose graph can't be captured are eager. `free_bytes`: of the GPU, for the log."""
+    """`StepGraphs` on a GPU. Steps without a graph run eagerly. `free_bytes`: returns the GPU's free memory."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class GraphedSteps:
         self._graphs: dict[Bucket, Graph] = {}
 
     def capture_all(self, backend: AttentionBackend, fill_in: FillIn) -> None:
-        """Capture all graphs; after one that lacks memory, smaller ones are tried, after another error none."""
+        """Capture all graphs. If memory is short, smaller graphs are tried; after any other error, no more graphs."""
         began_s, free_bytes, reason = time.perf_counter(), self._free_bytes(), ""
         for bucket in reversed(self._buckets):
             try:

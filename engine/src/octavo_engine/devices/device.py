@@ -64,13 +64,13 @@ class Device(Protocol):
     def default_dtype(self, model: ModelConfig) -> torch.dtype: ...
 
     def keeps(self, weight_format: WeightFormat, dtype: torch.dtype) -> bool:
-        """Return True if kernels of this device multiply weights in a format by activations of a dtype."""
+        """Return whether kernels of this device multiply weights of this format by activations of this dtype."""
         ...
 
     def attention_backend(self, specs: list[LayerKVSpec], block_size: int, dtype: torch.dtype) -> AttentionBackend: ...
 
     def check_ranks(self, config: EngineConfig, num_threads: int) -> None:
-        """Raise StartupError if the host has no room for the ranks. `num_threads`: CPU threads of all of them."""
+        """Raise StartupError if the host has too few devices or threads for its ranks. `num_threads`: of all ranks."""
         ...
 
     def memory(self, num_ranks: int = 1) -> MemoryInfo:
@@ -94,7 +94,7 @@ class Device(Protocol):
         ...
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs | None:
-        """Return graphs of the steps of one model; None if there are none for it on this device."""
+        """Return the graphs for a model's steps; None if this device has no graphs for the model."""
         ...
 
     def fetch(self) -> Fetch:

@@ -1,8 +1,8 @@
-"""The memory of a machine or its container, its text form, and how much freed memory a process keeps.
+"""The memory of a machine or its container, how messages show sizes, and how much freed memory a process keeps.
 
-Freed memory: by default, glibc maps and unmaps outputs of megabytes, so that each step writes to new pages: 29,000 page
-faults for a prompt of 1024 tokens of SmolLM2, 3 % of its time. The process keeps up to `KEPT_BYTES` of freed memory
-instead.
+By default, glibc maps and unmaps outputs of megabytes in each step, so that each step writes to new pages: a prompt of
+1024 tokens takes 29,000 page faults with SmolLM2, 3 % of its time. `keep_freed_memory` lets the process keep up to
+`KEPT_BYTES` of freed memory.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ from octavo_engine.devices.cgroup import CgroupLimits
 GIB = 1 << 30
 MIB = 1 << 20
 KV_SPACE_VARIABLES = ("OCTAVO_CPU_KVCACHE_SPACE", "VLLM_CPU_KVCACHE_SPACE")
-#: The number of engines that `octavo up` runs beside each other; it sets the variable for each of them.
+#: Variable that `octavo up` sets for each engine: the number of engines that it runs.
 NUM_ENGINES_VARIABLE = "OCTAVO_NUM_ENGINES"
-#: The number of engines on this engine's GPU, where `octavo up` knows the GPUs.
+#: Variable for the number of engines on this engine's GPU; `octavo up` sets it if it finds GPUs.
 ENGINES_PER_GPU_VARIABLE = "OCTAVO_ENGINES_PER_GPU"
-#: Memory of Python, torch and activations in the engine core, plus the API process, measured with SmolLM2.
+#: Memory of Python, torch and activations in the engine core, plus the API process, as measured with SmolLM2.
 PROCESS_BYTES = 384 * MIB
 KEPT_BYTES = 256 * MIB
 _MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
@@ -29,10 +29,10 @@ _MALLOC_OPTIONS = ((-3, 32 * MIB), (-1, KEPT_BYTES))  # M_MMAP_THRESHOLD (its ma
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryInfo:
     """Memory for weights and KV cache. `total_bytes`: the limit. `available_bytes`: free now. `num_engines`: engines
-    that `octavo up` runs on both.
+    that share both, as started by `octavo up`.
 
-    A GPU sets the other two. `utilization`: default of --gpu-memory-utilization. `host_available_bytes`: free memory of
-    the host, from which it takes swap space; None: swap space takes the same memory as the KV cache.
+    Two fields are for GPUs. `utilization`: default of --gpu-memory-utilization. `host_available_bytes`: free memory of
+    the host, for swap space; None (on a CPU): swap space and KV cache share the same memory.
     """
 
     total_bytes: int
@@ -48,9 +48,9 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """The memory of each rank of a host, and this host's settings of the KV cache, which apply to its ranks.
+    """The memory of each rank of a host, and this host's KV cache settings, which apply to all of its ranks.
 
-    `name`: of the host; empty if there is only one. `kv_cache_memory_bytes`: by flag or one of `KV_SPACE_VARIABLES`.
+    `name`: the host's name; empty if there is only one. `kv_cache_memory_bytes`: from a flag or `KV_SPACE_VARIABLES`.
     """
 
     memory: MemoryInfo
@@ -61,7 +61,7 @@ class HostMemory:
 
 
 def host_memory(limits: CgroupLimits, root: Path = Path("/"), *, num_engines: int = 1) -> MemoryInfo:
-    """Return the total and available memory of the machine, or of the container if that is less."""
+    """Return total and available memory of the machine, or of the container if its limit is lower."""
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -78,7 +78,7 @@ def size(num_bytes: int) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Let outputs of one step use the memory of earlier ones, unless the user has set up glibc's allocator."""
+    """Let a step's outputs reuse the memory of earlier steps, unless the user has configured glibc's allocator."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None and not any(os.environ.get(name) for name in _MALLOC_VARIABLES):
         for option, value in _MALLOC_OPTIONS:

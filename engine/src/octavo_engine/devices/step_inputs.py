@@ -1,4 +1,4 @@
-"""A step's forward pass: its inputs, the bounds of its size, the model that runs it, and graphs that replay it."""
+"""A step's forward pass: its inputs, its size limits, the model that computes it, and the graphs that replay it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 class StepArrays(NamedTuple):
     """The numbers of a step, on the host.
 
-    `seq_slots`: the slot of each token's sequence, if the newest tokens of some sequences are only on the device;
+    `seq_slots`: the slot of each token's sequence, if some sequences' newest tokens are known only to the device;
     otherwise empty.
     """
 
@@ -40,7 +40,7 @@ class StepArrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedStep:
-    """The numbers of a step on the device. `replay`: computes its hidden rows, by a graph that has these tensors."""
+    """A step's inputs on the device. `replay`: computes the hidden rows with the graph that owns these tensors."""
 
     input_ids: Tensor
     positions: Tensor
@@ -48,7 +48,7 @@ class PlacedStep:
     replay: Callable[[], Tensor] | None = None
 
 
-#: Copies a step to the tensors of a graph that computes it; returns None if there is none.
+#: Copies a step to the tensors of a graph that can run it; returns None if no graph can.
 Place = Callable[[StepArrays], PlacedStep | None]
 
 
@@ -56,9 +56,9 @@ Place = Callable[[StepArrays], PlacedStep | None]
 class StepInputs:
     """The inputs of a forward pass, and the rows of each sequence.
 
-    `steps`: the plan's entries that compute tokens, in row order. Arrays with a value per entry: `first_row`;
-    `num_rows`; `num_drafts`, how many of the last rows are drafts; `start`, the number of earlier tokens, which have
-    KV. `replay`: see `PlacedStep`.
+    `steps`: the plan's entries that compute tokens, in row order. The arrays have a value per entry: `first_row`;
+    `num_rows`; `num_drafts`, the number of drafts, which are the last rows; `start`, the number of tokens that already
+    have KV. `replay`: see `PlacedStep`.
     """
 
     input_ids: Tensor  # or rows of embeddings
@@ -85,12 +85,12 @@ class StepLimits:
 Forward = Callable[[Tensor, Tensor, ForwardContext], Tensor]
 
 
-#: Replaces unknown input ids by the newest tokens of the slots of their sequences.
+#: Replaces unknown input ids by the newest token of each sequence, which is stored in the sequence's slot.
 FillIn = Callable[[Tensor, Tensor], Tensor]
 
 
 class Tower(Protocol):
-    """The vision tower of a model: it encodes images to rows that take the place of embeddings of tokens."""
+    """A model's vision tower: it encodes images to rows that replace the embeddings of their placeholder tokens."""
 
     @property
     def weights_bytes(self) -> int: ...
@@ -130,19 +130,19 @@ class RunnableModel(Protocol):
 
 
 class StepGraphs(Protocol):
-    """Graphs are made again when the model, the KV cache's memory or the number of threads changes."""
+    """The graphs of a model. They are rebuilt if the model, the KV cache's memory or the number of threads changes."""
 
     def capture_all(self, backend: AttentionBackend, fill_in: FillIn) -> None:
-        """Capture the graphs that can be captured without a step. The weights and the KV cache must be allocated."""
+        """Capture the graphs that need no real step for it. Weights and KV cache must be allocated."""
         ...
 
     def place(self, arrays: StepArrays) -> PlacedStep | None:
-        """Copy a step to the tensors of a graph that computes it; return None if the step needs its own tensors."""
+        """Copy a step to the tensors of a graph that can run it; return None if no graph can."""
         ...
 
     def run(self, inputs: StepInputs, context: ForwardContext) -> Tensor | None:
-        """Return the hidden rows of a step that `may_replay`, valid until the next step; None to run it eagerly.
+        """Run a step that `may_replay`; return its hidden states, which the next step overwrites. None: run it eagerly.
 
-        An implementation decides which steps to capture, and when, and calls `begin_step` for those that it runs.
+        The implementation decides which steps it captures, and when, and calls `begin_step` for the steps that it runs.
         """
         ...

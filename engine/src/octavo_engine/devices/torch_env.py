@@ -1,4 +1,4 @@
-"""Settings of the libraries below torch, made before torch is imported. This module imports no torch.
+"""Configures libraries that torch uses, before torch is imported: this module does not import torch.
 
 OpenMP: by default libgomp's threads spin for milliseconds at each barrier. On a machine with other work (the API
 process is enough on two cores) a spinning thread takes the CPU from the thread that it waits for: a decode step of

@@ -1,4 +1,4 @@
-"""Copies between host and device: a step's inputs go there, its results come back. Timers of the device's work."""
+"""Copies of a step's inputs to the device and of its results to the host; timers of the device's work."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-#: Copies a tensor of the host to the device, and does not wait for it.
+#: Copies a host tensor to the device, without waiting for the copy.
 Copy = Callable[[Tensor], Tensor]
-#: Starts to copy a tensor to the host. The function that it returns waits for the copy and returns it.
+#: Starts to copy a tensor to the host; returns a function that waits for the copy and returns the host tensor.
 Fetch = Callable[[Tensor], Callable[[], Tensor]]
 
 

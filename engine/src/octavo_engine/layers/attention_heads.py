@@ -1,4 +1,4 @@
-"""The attention heads of each rank: whole KV heads with their query heads, or one KV head with some of its query heads.
+"""Divides attention heads among ranks: a rank has whole KV heads with their query heads, or a part of one KV head's.
 
 With more ranks than KV heads, several ranks hold a copy of one KV head.
 """
@@ -37,7 +37,7 @@ class RankHeads:
 
 
 def rank_heads(out: str, num_heads: int, num_kv_heads: int, dim: int, build: BuildContext) -> RankHeads:
-    """Return the heads of this rank. `out`: the output projection, whose inputs are the query heads' values.
+    """Return this rank's heads. `out`: name of the output projection, whose inputs are the heads' values.
 
     Raises StartupError if the heads of a rank cut blocks of this tensor. `check_heads` checks the number of ranks.
     """

@@ -23,10 +23,10 @@ from octavo_engine.wire.errors import StartupError
 
 
 class Embedding(Layer):
-    """The token embeddings, which a tied head shares. Quantised in blocks, rows are expanded at lookup; in groups, at
-    load.
+    """The token embeddings, which a tied head shares. Rows quantised in blocks are dequantised at lookup; a table
+    quantised in groups, when it is loaded.
 
-    Each rank has the rows of its part of the head; other rows are zero before the ranks' rows are added up.
+    Each rank has the rows of its part of the head; rows of other ranks are zero until the all-reduce.
     """
 
     def __init__(self, name: str, rows: int, size: int, build: BuildContext, *, scale: float = 1.0) -> None:

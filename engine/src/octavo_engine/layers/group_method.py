@@ -1,4 +1,4 @@
-"""The method of a linear layer whose weight is kept in groups, which a GPU multiplies as they are."""
+"""The method of a linear layer with a group-quantised weight, which GPU kernels multiply without expanding it."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from octavo_engine.wire.errors import StartupError
 class GroupMethod(PartsMethod):
     """Codes and scales of all parts, with their outputs concatenated.
 
-    A rank has whole groups of inputs, or, if a row is one group, a part of it and its scales.
+    A rank has whole groups of inputs; if all inputs are one group, it has a part of the group, and its scale.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class GroupMethod(PartsMethod):
 
     @property
     def expanded_bytes(self) -> int:
-        """The memory of the expanded weight in a product of many rows; 0 for layers that never expand it."""
+        """The bytes of the expanded weight in a product of many rows; 0 if the layer never expands its weight."""
         if self.rounds_inputs or self.spec.wide:
             return 0
         return math.prod(self.weight.shape) * self._dtype.itemsize
@@ -97,7 +97,7 @@ class GroupMethod(PartsMethod):
     def pack(self) -> None:
         """Choose the kernels, and compile them for all numbers of rows; weights stay as loaded.
 
-        The one scale of all inputs is used if all parts have the same; otherwise each row has its own.
+        If all parts have the same scale for rounded inputs, it is used; otherwise each row gets a scale of its own.
         """
         if self.rounds_inputs:
             from octavo_engine.ops.triton.fp8_linear import fp8_linear, prepare_fp8  # needs Triton
@@ -133,7 +133,7 @@ def bad_weight(name: str, output: int, kept: str) -> StartupError:
 
 
 def empty_groups(spec: LinearSpec, build: BuildContext, stored: GroupFormat, *num_experts: int) -> GroupTensor:
-    """Allocate this rank's weight of a layer, or of several experts, with the inputs' order, to be loaded."""
+    """Allocate this rank's weight of a layer or of several experts, with the order of inputs; values come later."""
     size, out = spec.rank_inputs, sum(spec.rank_outs)
     kept = replace(stored, group_size=size) if stored.group_size == spec.in_features else stored
     shape, scale_dtype = (*num_experts, size // kept.group_size, out), kept.scale_dtype

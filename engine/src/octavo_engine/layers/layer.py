@@ -20,12 +20,12 @@ from octavo_engine.ops.stages import Stages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """The dtype and device of a model's tensors, and the longest sequence that the model must support.
+    """Settings for the layers of a model: dtype and device of the tensors, and the longest sequence to support.
 
-    `block_formats`: by the names of tensors, the formats in which they may stay in memory. `quantise_to`: the format to
-    which linear layers quantise other tensors while loading; with groups of 32 where its own groups do not divide the
-    inputs, or a rank's part of them. `group`: the ranks among which layers are split. `stages`: the pipeline stages,
-    which have the other layers.
+    `block_formats`: formats in which tensors may stay in memory, by tensor name. `quantise_to`: the format to which
+    linear layers quantise other tensors while loading; if its group size does not divide the inputs, or a rank's part
+    of them, the group size is 32. `group`: the ranks that divide each layer among them. `stages`: the pipeline stages;
+    each has some of the layers.
     """
 
     dtype: torch.dtype
@@ -46,7 +46,7 @@ class BuildContext:
         return _if_whole_blocks(found, in_features)
 
     def quantised_format(self, in_features: int, num_parts: int) -> WeightFormat | None:
-        """Return the format to which a linear layer's tensor is quantised; None if it is not.
+        """Return the format to which a linear layer's tensor is quantised; None: the tensor is not quantised.
 
         `num_parts`: ranks that divide the tensor's inputs.
         """
@@ -75,7 +75,7 @@ class BuildContext:
 
 
 def inputs_of_cut(weight_format: WeightFormat, in_features: int) -> int:
-    """Ranks may cut a weight at multiples of the returned number of inputs; a group of all inputs, anywhere."""
+    """Return the number of inputs at whose multiples ranks may cut a weight; one group of all inputs may be cut."""
     is_one_group = isinstance(weight_format, GroupFormat) and weight_format.group_size == in_features
     return CODE_BLOCK if is_one_group else weight_format.num_values
 
@@ -88,9 +88,9 @@ def _if_whole_blocks(block_format: WeightFormat | None, in_features: int) -> Wei
 class WeightSlot:
     """One tensor of the checkpoint. `load` copies it to its place; the caller checks the shape before.
 
-    A slot with a `format` loads only a `QuantisedTensor` or `GroupTensor` of this format, another slot only a `Tensor`.
-    `quantises`: it quantises this tensor. `instead_of`: slots that it also fills, if a checkpoint may have it in place
-    of theirs.
+    If `format` is set, `load` takes a `QuantisedTensor` or `GroupTensor` of this format, else a `Tensor`. `quantises`:
+    the layer quantises this tensor while loading. `instead_of`: slots that are also filled by this tensor, if a
+    checkpoint may have it instead of theirs.
     """
 
     name: str

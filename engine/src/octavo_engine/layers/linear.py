@@ -11,8 +11,8 @@ from octavo_engine.layers.quantised_method import linear_method
 from octavo_engine.ops.activation import Activation, act_mul
 from octavo_engine.ops.native_quantised import QuantisedWeight
 
-#: Adds a term in place to a linear layer's output, or to a rank's part of it before the all-reduce. Arguments: the
-#: input, and the output's parts (`LinearSpec.rank_outs`).
+#: Adds a term, in place, to a linear layer's output, or to a rank's partial output before the all-reduce. Arguments:
+#: the input, and the parts of the output (`LinearSpec.rank_outs`).
 Adapter = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 

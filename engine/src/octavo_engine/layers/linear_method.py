@@ -102,10 +102,10 @@ class PackedMethod:
 
 
 class PartsMethod(PackedMethod):
-    """Base class of the methods of quantised weights: lists the checkpoint's tensors, and cuts them for this rank.
+    """Base class of the methods for quantised weights: lists a layer's tensors, and cuts them for this rank.
 
-    `formats`: the formats of the tensors that the spec names. A tensor without a format in the checkpoint is quantised
-    when it is loaded. Checkpoints store formats as [out, in] only. A tied weight is loaded by the embedding.
+    `formats`: formats of the tensors that the spec names. A tensor that is not quantised in the checkpoint is quantised
+    while it is loaded; only such a tensor may be transposed. The embedding loads a tied weight.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class PartsMethod(PackedMethod):
                 self._load_stored(name, part, tensor, rows)
 
     def _load_stored(self, name: str, part: int, tensor: Any, rows: range) -> None:
-        """Load some rows of a tensor in its format as the outputs of a part; of each row, load this rank's inputs."""
+        """Load `rows` of a quantised tensor as outputs of a part; from each row, load only this rank's inputs."""
         raise NotImplementedError
 
     def _load_values(self, name: str, part: int, values: Tensor, first_row: int) -> None:
-        """Quantise rows of a tensor as outputs of a part. `first_row`: index of the first row, for errors."""
+        """Quantise rows of a tensor and load them as outputs of a part. `first_row`: their first index, for errors."""
         raise NotImplementedError
 
     def _rank_rows(self, parts: range) -> Iterator[tuple[int, range]]:
@@ -195,7 +195,7 @@ def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 class DenseMethod(PackedMethod):
-    """An unquantised weight, which `pack` lays out by `ops.packed_linear`. A tied weight is packed, never loaded.
+    """An unquantised weight; `pack` changes its layout by `ops.packed_linear`. A tied weight is packed, not loaded.
 
     `place`: the part of a larger tensor to load into.
     """
@@ -248,7 +248,7 @@ class DenseMethod(PackedMethod):
         return super()._now() if self.weight is None else plain_weight(self.weight, self.bias)
 
     def weights_bytes(self) -> int:
-        """Return the bytes of weight and bias; a packed tensor has no storage, so its padding is not counted."""
+        """Return the bytes of weight and bias. A packed tensor has no storage of its own, so padding is not counted."""
         is_plain = self.packed is None or self.packed.plain is not None
         num_weights = int(not self.tied) if is_plain else self._now().num_layouts
         bias_bytes = 0 if self.bias is None else self.bias.nbytes

@@ -41,7 +41,7 @@ def gated_mlp(
 ) -> GatedMLP:
     """Build a gated block. `names` under `prefix`: gate, up and down, or gate with up, and down.
 
-    `adds_up`: the block adds up its outputs over the ranks, each of which has some inner values.
+    `adds_up`: the block itself sums its output over the ranks, each of which has a part of `inner_size`.
     """
     wide, narrow = gated_specs(prefix, size, inner_size, names, build, bias=bias, adds_up=adds_up)
     return GatedMLP(Linear(wide, build), Linear(narrow, build), activation)
@@ -79,7 +79,7 @@ def gated_specs(
 
 
 def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
-    """Return this rank's range of inner values: whole blocks of the second layer's weight, or whole panels.
+    """Return this rank's range of inner values, in whole blocks of the second layer's weight, or whole panels.
 
     Raises StartupError if there are fewer blocks than ranks.
     """

@@ -78,8 +78,8 @@ class HeadNorm(Layer):
 class ProjectionNorm(Layer):
     """RMS norm of the whole query and of the whole key, over all heads together (OLMoE).
 
-    `num_heads`: query and key heads in the checkpoint; a rank has `heads`. Squares are added up over the ranks; a key
-    head counts once for each of its copies, in the sum as in the number of values.
+    `num_heads`: query and key heads of the checkpoint; `heads`: those of the rank. The sum of squares is taken over all
+    ranks; if several ranks have copies of a key head, each copy counts in the sum and in the number of values.
     """
 
     def __init__(

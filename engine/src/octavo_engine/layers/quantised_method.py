@@ -1,4 +1,4 @@
-"""The method of a linear layer whose weight is kept in blocks, and the choice of a layer's method."""
+"""The method of a linear layer with block-quantised weights, and the choice of a layer's method."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from octavo_engine.wire.errors import StartupError
 
 
 def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | QuantisedWeight | None) -> LinearMethod:
-    """Choose the method: blocks or groups, if the device multiplies the format of each part of the weight."""
+    """Choose the method: for blocks or groups if the device can multiply every part of the weight, else dense."""
     if isinstance(tied, QuantisedWeight):
         return QuantisedMethod(spec, build, [tied], tied=True)
     formats = part_formats(spec, build) or []
@@ -29,9 +29,9 @@ def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | Quantise
 
 
 def part_formats(spec: LinearSpec, build: BuildContext) -> list[WeightFormat] | None:
-    """Return the formats of the parts; None if a part has none, or if the parts have groups of several formats.
+    """Return the parts' formats; None if a part has none, or if the parts are in groups of different formats.
 
-    A wide layer, which is a logits head or a router of experts, is not quantised.
+    `quantise_to` does not apply to a `wide` layer (a logits head or a router of experts).
     """
     num_parts = 1 if spec.shard.inputs is None else spec.shard.group.size
     other = None if spec.wide else build.quantised_format(spec.in_features, num_parts)
@@ -42,7 +42,7 @@ def part_formats(spec: LinearSpec, build: BuildContext) -> list[WeightFormat] | 
 
 
 def empty_weights(spec: LinearSpec, build: BuildContext, formats: Sequence[QuantisedFormat]) -> list[QuantisedWeight]:
-    """Return one weight if all parts have the same format, else one weight per part; those are not gated."""
+    """Return one weight if all parts have the same format, else one per part, which cannot be gated."""
     if len(set(formats)) == 1:
         return [QuantisedWeight(formats[0], sum(spec.rank_outs), spec.rank_inputs, build.device, gated=spec.gated)]
     parts = zip(formats, spec.rank_outs, strict=True)

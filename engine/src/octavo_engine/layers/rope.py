@@ -51,7 +51,7 @@ def rope_spec(config: ModelConfig, parameters: Mapping[str, Any]) -> RopeSpec:
 
 
 def _axes(parameters: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the axis (time, row, column) of each frequency: axes take turns, or each has a section of its own."""
+    """Return each frequency's axis (0: time, 1: row, 2: column): the axes are interleaved, or each has a section."""
     sections = parameters.get("mrope_section") or [0, 0, 0]
     if not isinstance(sections, list) or len(sections) != 3 or any(type(length) is not int for length in sections):
         problem = f"mrope_section in config.json must list three whole numbers, got {sections!r:.60}"

@@ -10,10 +10,10 @@ from octavo_engine.ops.rank_group import Group
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A split along outputs or inputs. `outs`: this rank's range of each part's outputs; empty: all.
+    """A split of a layer's outputs or inputs among ranks. `outs`: this rank's range of each part's outputs; (): all.
 
-    `inputs`: this rank's range of inputs; None: all. Split inputs give partial sums; rank 0's includes the bias.
-    `adds_up`: the layer adds them up over the ranks; else its caller does.
+    `inputs`: this rank's range of inputs; None: all. Split inputs give partial sums; only rank 0 adds the bias.
+    `adds_up`: the layer sums them over the ranks; otherwise its caller does.
     """
 
     group: Group = field(default_factory=Group)

@@ -3,9 +3,9 @@
 With `SchedulerConfig.steps_ahead`, a step is planned and submitted while the one before it runs, so that a GPU does not
 wait for the host; results are then committed one step later.
 
-Every (request, index) gets exactly one terminal record: from a commit, an abort, or a refused `add`. If the executor
-raises, the step's sequences end with "error" and the engine keeps serving; an exception in the scheduler is a bug and
-is raised to the caller.
+Every (request, index) gets exactly one terminal record: from a commit, from an abort, or from an `add` that raises. If
+the executor raises, the step's sequences end with "error", and the engine continues to serve. An exception of the
+scheduler is a bug, and is raised to the caller.
 """
 
 import gc
@@ -164,7 +164,7 @@ class EngineCore:
         self._pending.on_done = self._adapters.on_done = self._wake = call
 
     def on_lost(self, call: Callable[[EngineDead], None]) -> None:
-        """Set a function that is called, on any thread, with the error when a rank is lost; the next step raises the
+        """Set a function to call with the error once a rank is lost, on any thread. The next step raises the same
         error."""
         self._on_lost = call
         if self._lost is not None:
@@ -177,8 +177,8 @@ class EngineCore:
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
 
     def wait_for_work(self, timeout_s: float) -> None:
-        """Unless there is work, block until a request's grammar, image or adapter is ready, or the timeout has
-        passed."""
+        """Block until there is work: a step to run, or a request whose grammar, image or adapter is ready; or until the
+        timeout."""
         futures: list[Future[Any]] = [*self._pending.futures(), *self._adapters.futures()]
         if not self.has_work():
             wait(futures, timeout_s, FIRST_COMPLETED)
@@ -245,7 +245,7 @@ class EngineCore:
         return stats
 
     def shutdown(self, reason: str | None = None) -> None:
-        """Free everything. `reason`: the error that ends the engine; None: the error that a method raised, if any."""
+        """Free everything. `reason`: the error that ends the engine; None: an error that a method raised, if any."""
         self._executor.shutdown(reason or self.end_reason)
         if self._trace is not None:
             self._trace.close()
@@ -256,7 +256,7 @@ class EngineCore:
         self._on_lost(error)
 
     def _advance(self, now: float) -> list[SeqOutput]:
-        """Submit a plan unless enough are in flight; then commit the oldest plan, unless another may be submitted."""
+        """Submit a plan if one more may be in flight; commit the oldest plan unless yet another may be submitted."""
         num_before = len(self._in_flight)
         if num_before < self._scheduler.max_in_flight:
             self._submit_next(now)
@@ -357,8 +357,8 @@ class EngineCore:
             return future
 
     def _commit_oldest(self) -> list[SeqOutput]:
-        """Commit the oldest plan in flight. If it has failed, later plans have computed with its missing tokens: drop
-        them."""
+        """Commit the oldest plan in flight. If it has failed, drop the later plans, which computed without its
+        tokens."""
         result = self._next_result()
         self._costs = result.costs
         outputs = self._scheduler.commit(result, self._clock())

@@ -1,16 +1,16 @@
-"""Adapters of an engine core: those that requests may name, those in memory, and the reads that load them.
+"""Adapters of an engine core: those that requests may name, those in memory, and the reads that load adapters.
 
-Requests may name an adapter from a load until it was unloaded as often as loaded. At most `max_in_memory` adapters have
-their terms in memory. A request for another adapter waits while that adapter is read beside the steps; it takes the
-place of the least recently used adapter without requests. Places are given in the order of requests: while an adapter
-waits for a place, all later requests for adapters wait behind it, even if their adapter is in memory, so that a place
-becomes free. Requests for the model itself never wait here.
+An adapter may be loaded several times; requests may name it until it has been unloaded as often. At most
+`max_in_memory` adapters are in memory. A request for another adapter waits while that adapter is read beside the steps,
+and replaces the least recently used adapter that has no requests. Adapters enter memory in the order of requests: while
+one waits for space, all later requests for adapters wait, too, even if their adapter is in memory, so that space
+becomes free. Requests without an adapter never wait here.
 
-`MAX_LOADS` reads run at once; further ones wait in order. A read fails if its source sends no byte for `STALL_S`, or if
-its callers have left. Its thread may still wait for the source: it ends when the next byte arrives, and its result is
-dropped. An adapter without loads is freed once its last request has ended.
+`MAX_LOADS` reads run at once; others wait in order. A read fails if its source sends no byte for `STALL_S` seconds, or
+if all of its callers have gone. Its thread may hang until the next byte arrives; the result is then dropped. An
+unloaded adapter is freed once its last request has ended.
 
-`on_done` is called on another thread, so that an idle engine loop can sleep until an adapter is read.
+`on_done` is called on another thread once an adapter was read, to wake an idle engine loop.
 """
 
 import logging
@@ -38,7 +38,7 @@ Reply = Callable[[str | OctavoError], None]
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """A load of an adapter. `location`: as the caller gave it. `folder`: the folder on this machine whose files were
+    """One load of an adapter. `location`: as the caller gave it. `folder`: the folder on this machine from which it was
     read."""
 
     location: str
@@ -46,7 +46,7 @@ class AdapterSource:
 
 
 class AdapterLoad(TimedRead):
-    """States: waiting, reading (it has a future), ended. `accept`: takes what was read; it may raise StartupError."""
+    """States: waiting; reading, with a future; ended. `accept`: takes what was read; may raise StartupError."""
 
     def __init__(
         self, location: str, accept: "Callable[[ReadAdapter], None]", reply: Reply, clock: Callable[[], float]
@@ -74,7 +74,7 @@ class AdapterLoad(TimedRead):
 
 @dataclass(slots=True)
 class _WantedAdapter:
-    """An adapter not in memory. `waiting`: by request id. `folders`: those untried, once it has a place."""
+    """An adapter to be read into memory. `waiting`: requests by id. `folders`: the folders that were not tried yet."""
 
     waiting: "dict[str, Future[object]]" = field(default_factory=dict)
     folders: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class _WantedAdapter:
 
 
 class LoadedAdapters:
-    """`start`: hashes and sources of the adapters that are loaded at the start; the first `max_in_memory` of them are
+    """`start`: hashes and sources of the adapters that are loaded at the start, of which the first `max_in_memory` are
     in memory."""
 
     def __init__(
@@ -114,11 +114,11 @@ class LoadedAdapters:
         return adapter in self._sources and adapter not in self._leaving
 
     def is_ready(self, adapter: str) -> bool:
-        """Return True if a request for the adapter, "" for the model itself, need not wait."""
+        """Return whether a request for this adapter can run at once. "": a request without an adapter."""
         return not adapter or (adapter in self._in_memory and not self._is_full())
 
     def acquire(self, request_id: str, adapter: str) -> "Future[object] | None":
-        """Keep an adapter in memory until `release`; return a future if the request must wait for it."""
+        """Keep an adapter in memory until `release`. Return a future if the request must wait until it is in memory."""
         self._requests[request_id] = adapter
         if self.is_ready(adapter):
             self._use(adapter)
@@ -178,7 +178,7 @@ class LoadedAdapters:
         return [load.future for load in self._loads.values() if load.future is not None]
 
     def next_deadline_s(self) -> float | None:
-        """Return the time at which the next load fails unless its source sends a byte before."""
+        """Return the earliest time at which a load fails if its source sends no byte until then."""
         return min((load.stalls_at_s for load in self._reading()), default=None)
 
     def finish_loading(self, *, is_asleep: bool) -> None:
@@ -206,7 +206,7 @@ class LoadedAdapters:
         self._give_places()
 
     def forget_memory(self) -> None:
-        """Record that a sleep has released the terms of all adapters: each is read again for its next request."""
+        """Record that no adapter is in memory after a sleep: each is read again for its next request."""
         self._in_memory.clear()
 
     def _is_full(self) -> bool:
@@ -219,8 +219,8 @@ class LoadedAdapters:
             self._in_memory[adapter] = self._in_memory.pop(adapter)
 
     def _give_places(self) -> None:
-        """Give waiting requests their adapters, in order, up to the first adapter that must wait for a place in
-        memory."""
+        """Bring adapters into memory for waiting requests, in order, up to the first adapter that must wait for
+        space."""
         for adapter, wanted in list(self._wanted.items()):
             if wanted.has_place:
                 continue
@@ -234,7 +234,7 @@ class LoadedAdapters:
                 return
 
     def _make_place(self) -> bool:
-        """Make room for an adapter in memory, if need be by removing another; return False if all are in use."""
+        """Make space for an adapter in memory, by removing another if necessary; return False if all are in use."""
         if len(self._in_memory) + sum(wanted.has_place for wanted in self._wanted.values()) < self._max_in_memory:
             return True
         unused = next((adapter for adapter in self._in_memory if not self._num_users[adapter]), None)
@@ -244,7 +244,7 @@ class LoadedAdapters:
         return True
 
     def _read_again(self, adapter: str, wanted: _WantedAdapter) -> None:
-        """Read a wanted adapter from its newest folder that was not tried yet; the content must be the same."""
+        """Read an adapter again, from its newest folder that was not tried yet; its content hash must be the same."""
         folder = wanted.folders.pop()
 
         def accept(prepared: "ReadAdapter") -> None:
@@ -329,7 +329,7 @@ class LoadedAdapters:
         return prepared.hash
 
     def _add(self, location: str, prepared: "ReadAdapter") -> None:
-        """Let requests name an adapter that was read. It stays in memory unless another adapter waits for a place."""
+        """Let requests name an adapter that was read. It stays in memory unless another adapter waits for space."""
         adapter = prepared.hash
         is_needed = adapter not in self._in_memory and adapter not in self._wanted
         if is_needed and not self._is_full() and self._make_place():
@@ -347,4 +347,4 @@ def _read_id(adapter: str) -> Hashable:
 
 
 def _ignore() -> None:
-    """Do nothing: the default `on_done`, for an engine core that loads no adapters while it is idle."""
+    """Do nothing. Default of `on_done` for an engine core that loads no adapters while it is idle."""

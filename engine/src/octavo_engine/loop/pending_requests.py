@@ -1,6 +1,6 @@
-"""Requests that wait: for work beside the steps, such as a grammar or an adapter, and for a place until their deadline.
+"""Requests that wait for work on other threads, such as compiling a grammar, and deadlines of queued requests.
 
-Work runs on other threads. `on_done` is called on one of them, so that an idle engine loop can sleep until then.
+`on_done` is called, on the thread of a finished work, to wake an idle engine loop.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from octavo_engine.wire.records import ErrorInfo
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing that a request waits for. `describe_failure`: makes the request's error from the future's exception.
+    """A work for which a request waits. `describe_failure`: makes the request's error from the future's exception.
 
     `late`: the request's error if the future is not done by `deadline_s`.
     """
@@ -42,7 +42,7 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 def grammar_work(future: "Future[object]", *, now: float, timeout_s: float) -> Work:
-    """Return the wait for a grammar's compilation, which continues after the timeout, so that a retry may succeed."""
+    """Return the work of compiling a grammar. It continues after the timeout, so that a retry may succeed."""
     late = (
         f"The grammar of the output took longer to compile than {timeout_s:g} s: make the schemas, regex or grammar "
         "smaller, or raise --grammar-compile-timeout."
@@ -64,7 +64,7 @@ def image_work(future: "Future[object]", number: int) -> Work:
 
 
 class PendingRequests:
-    """Requests and the works that they wait for. A request's results are kept until `forget`, as long as it may run."""
+    """Requests and the works for which they wait. Results are kept until `forget`: a running request needs them."""
 
     def __init__(self) -> None:
         self.on_done: Callable[[], None] = _ignore
@@ -73,13 +73,13 @@ class PendingRequests:
         self._done: deque[str] = deque()  # ids of requests with some work done; filled by other threads
 
     def start(self, request_id: str, works: Sequence[Work]) -> None:
-        """Let a request wait for these works and those of earlier calls. When all are done, `pop_done` returns it."""
+        """Let a request wait for `works`, and those of earlier calls. Once all are done, `pop_done` returns it."""
         self._waiting[request_id] = [*self._waiting.get(request_id, ()), *works]
         for work in works:
             work.future.add_done_callback(lambda _: self._on_future_done(request_id))
 
     def pop_done(self, now: float) -> list[tuple[str, ErrorInfo | None]]:
-        """Return the requests whose works are all done, and those with a failed or late work.
+        """Return the requests whose works are all done, and, with an error, requests of a failed or late work.
 
         The error is None on success. Requests that ended meanwhile are left out.
         """
@@ -126,11 +126,11 @@ def _ignore() -> None:
 
 
 class QueueDeadlines:
-    """Deadlines by which waiting requests must have been started: the limit on queue time, kept beside the scheduler.
+    """Deadlines by which queued requests must have been started (the limit on queue time), kept beside the scheduler.
 
-    A deadline is sent with its request, and the core compares it with its own clock before each step, so a request
-    whose deadline has passed is never started. Parent and core share the machine's monotonic clock. A deadline is
-    dropped once `is_waiting(id)` is False: the request was scheduled or has ended.
+    A deadline arrives with its request, and the core checks it with its own clock before each step, so that a request
+    is never started after its deadline. Parent and core use the same monotonic clock of the machine. A deadline is
+    dropped once `is_waiting(id)` is False, because the request was scheduled or has ended.
     """
 
     def __init__(self, is_waiting: Callable[[str], bool]) -> None:

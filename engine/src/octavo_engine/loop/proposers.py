@@ -1,13 +1,13 @@
-"""Proposers of drafts. `NgramProposer` finds an earlier place in a sequence that ends with the same tokens.
+"""Proposers of drafts. `NgramProposer` looks for an earlier occurrence of the sequence's last tokens.
 
-Text that quotes its prompt, as summaries and edits do, repeats long runs of it. A wrong guess changes no output, as the
-runner accepts a draft only where the sampler chooses the same token, but it costs time. Hence a sequence gets drafts
-only while enough of its recent drafts were accepted to gain time; else it gets a single draft now and then.
+Outputs that quote the prompt, such as summaries and edits, repeat long passages of it. A wrong draft changes no output,
+because the runner accepts a draft only if the sampler chooses the same token, but it costs time. A sequence therefore
+gets drafts only while enough of its recent drafts were accepted to save time; otherwise it gets one draft now and then.
 
-`DraftModelProposer` decides which sequences get drafts of the draft model, and how many; the runner makes them. A draft
-model takes time in each step with drafts, and how often it is right depends mostly on the two models. So either all
-sequences get drafts or none: all do while enough recent drafts were accepted to gain time. Otherwise a single sequence
-gets drafts from time to time, unless even accepted drafts would cost time.
+`DraftModelProposer` decides which sequences get drafts of the draft model, and how many; the runner computes them. A
+draft model takes time in each step with drafts, and how often its drafts are accepted depends mostly on the two models.
+So all sequences get drafts while enough recent drafts were accepted to save time. Otherwise a single sequence gets
+drafts now and then, unless drafts would cost time even if all were accepted.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class NgramProposer:
         self._histories: dict[SeqId, _History] = {}
 
     def propose(self, seqs: list[Sequence], costs: StepCosts) -> Iterator[tuple[SeqId, list[int]]]:
-        """Yield the drafts of those sequences that have any. `seqs`: all sequences whose next step decodes."""
+        """Yield each sequence's drafts, if it has any. `seqs`: all sequences whose next step is a decode step."""
         known = self._histories
         self._histories = {seq.seq_id: known.get(seq.seq_id) or _History() for seq in seqs}
         least = least_share(len(seqs), costs)
@@ -62,7 +62,7 @@ class _History:
     num_read: int = 0  # leading tokens of the sequence that are in the buffer
 
     def record(self, seq: Sequence) -> None:
-        """Update the share if the last drafts have a result: one token, and one more for each accepted draft."""
+        """Update the share once the last drafts have a result: one token, and one more for each accepted draft."""
         grown = len(seq.token_ids) - self.num_before
         if not self.num_before or not grown:
             return
@@ -73,7 +73,7 @@ class _History:
             self.pause = _MIN_PAUSE
 
     def count_probe(self) -> int:
-        """Return how many drafts a sequence gets while drafts do not pay: one after each pause."""
+        """Return how many drafts a sequence gets while drafts cost more time than they save: one after each pause."""
         self.num_paused += 1
         if self.num_paused < self.pause:
             return 0
@@ -93,7 +93,7 @@ class _History:
 def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
     """Return up to `num_speculative_tokens` tokens that follow the longest earlier match of the last tokens.
 
-    Among matches of equal length, the latest that all wanted tokens follow wins; else the earliest.
+    Among matches of equal length, the latest one that all wanted tokens follow is used, or else the earliest.
     """
     count, end = config.num_speculative_tokens, len(tokens)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1  # ends of matches
@@ -114,11 +114,11 @@ def find_drafts(tokens: Tokens, config: SpeculativeConfig) -> list[int]:
 
 
 def least_share(num_seqs: int, costs: StepCosts) -> float:
-    """Return the least share of accepted drafts with which a step of `num_seqs` decodes gains; 0: not measured.
+    """Return the share of accepted drafts above which drafts save time in a step of `num_seqs` decodes; 0: unknown.
 
-    One more draft of each sequence costs the time of a token for each sequence and, with a draft model, a step of that
-    model. If all these drafts were accepted, they would save a step without drafts. A result of 1 or more means that
-    drafts cannot gain.
+    One more draft per sequence costs the time of a token per sequence and, with a draft model, one of its steps. If all
+    these drafts were accepted, they would save one step without drafts. If the result is 1 or more, drafts cannot save
+    time.
     """
     tokens_s = num_seqs * (costs.prefill_token_s - costs.draft_token_s)
     step_s = costs.step_s - costs.draft_step_s + tokens_s
@@ -135,7 +135,7 @@ class DraftModelProposer:
         self._lengths: dict[SeqId, int] = {}  # by sequence with pending drafts
 
     def propose(self, seqs: list[Sequence], costs: StepCosts) -> Iterator[tuple[SeqId, list[int]]]:
-        """Yield placeholders for the drafts of each sequence that gets any. `seqs`: all whose next step decodes."""
+        """Yield placeholders for the drafts of sequences that get any. `seqs`: all whose next step is a decode step."""
         least = least_share(len(seqs), costs)
         self._record(seqs, least)
         for seq in self._drafting(seqs, least):

@@ -97,7 +97,7 @@ def _make_proposer(config: EngineConfig) -> Proposer | None:
 
 
 def warn_if_steps_are_small(config: SchedulerConfig) -> None:
-    """Log a warning if a step has fewer tokens than sequences may run: each needs at least one."""
+    """Log a warning if more sequences may run than a step has tokens: each sequence needs at least one token."""
     if config.max_num_batched_tokens < config.max_num_seqs:
         _LOGGER.warning(
             "--max-num-batched-tokens %d lets at most as many sequences run in a step, fewer than --max-num-seqs %d: "
@@ -107,7 +107,7 @@ def warn_if_steps_are_small(config: SchedulerConfig) -> None:
 
 
 def choose_max_step_ms(config: EngineConfig, ready: ReadyInfo) -> float:
-    """Return the user's limit, or the device's default: only on a CPU do steps with long prompts take seconds."""
+    """Return the user's limit, or the default: a limit on a CPU, where steps with long prompts would take seconds."""
     if config.max_step_ms is not None:
         return config.max_step_ms
     return CPU_MAX_STEP_MS if ready.device == "cpu" else 0.0

@@ -1,7 +1,7 @@
-"""`ImagePrompts`: puts the tokens of images into a prompt, and finds them among its token ids.
+"""`ImagePrompts`: replaces the image placeholders of a prompt by image tokens, and finds these among its token ids.
 
-A prompt has one image token for each image. In a text, the image token is expanded before the text is tokenised, since
-a tokenizer may join characters at its edges. In a prompt of token ids, each image token is replaced by several.
+A prompt has one placeholder token for each image. In a text, the placeholder is expanded before the text is tokenised,
+because a tokenizer may merge characters around it. In a list of token ids, each placeholder is replaced by several ids.
 """
 
 import json
@@ -41,8 +41,8 @@ class TextTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The file of an image, and the text that stands for it in a prompt, which holds the image token `num_tokens`
-    times.
+    """An image's file, and the text that replaces its placeholder in a prompt; the text has the image token
+    `num_tokens` times.
 
     `kwargs`: as of `ImageInput`. `grid`: as of `ImageSpan`.
     """
@@ -56,7 +56,7 @@ class Picture:
 
 
 class ImagePrompts:
-    """`token`: the text of the image token. A checkpoint without settings of its image processor takes only text."""
+    """`token`: text of the image token. If a checkpoint has no settings of an image processor, it takes only text."""
 
     def __init__(self, vision: VisionConfig, settings: ProcessorSettings, tokenizer: TextTokenizer, name: str) -> None:
         token_id = vision.image_token_id
@@ -75,8 +75,8 @@ class ImagePrompts:
     def read_all(
         self, images: Mapping[str, GivenImage], kwargs: Kwargs, *, most_images: int, max_model_len: int
     ) -> list[Picture]:
-        """Read images, given by their place in the prompt. Raises ContextLengthExceeded for the first image that does
-        not fit, and InvalidRequest for an invalid image or for settings of the image processor that cannot be
+        """Read images, which are given by their place in the prompt. Raises ContextLengthExceeded for the first image
+        that does not fit; InvalidRequest for an invalid image, or for settings of the image processor that cannot be
         replaced."""
         check_kwargs(kwargs, self._vision.family)
         try:
@@ -96,7 +96,7 @@ class ImagePrompts:
         return pictures
 
     def read(self, given: GivenImage, where: str, kwargs: Kwargs) -> Picture:
-        """Read the header of an image file, or encode an object of PIL or numpy. Raises InvalidRequest.
+        """Read the header of an image file, or encode an object of PIL or numpy as PNG. Raises InvalidRequest.
 
         `kwargs`: settings of the image processor that replace the engine's, but never for more pixels.
         """
@@ -146,7 +146,7 @@ class ImagePrompts:
         return make_image_tokens(self._vision.family, self._vision.hf, settings.image, self.token)
 
     def expand(self, prompt: str | list[int], pictures: Sequence[Picture], where: str) -> str | list[int]:
-        """Replace the image tokens of a text, or among token ids. `where`: the name of the prompt in errors.
+        """Expand the image placeholders of a text, or among token ids. `where`: the name of the prompt in errors.
 
         Raises InvalidRequest.
         """

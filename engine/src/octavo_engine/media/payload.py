@@ -1,4 +1,4 @@
-"""Finds the images of a prompt or a content part: a data URL becomes the bytes of a file, a script's object stays.
+"""Finds the images of a prompt or a content part: decodes data URLs to bytes; a script's objects stay as they are.
 
 Messages never quote a URL or its data: they may be long, and private.
 """
@@ -19,7 +19,7 @@ _EXAMPLE = "data:image/png;base64,..."
 
 @dataclass(frozen=True, slots=True)
 class GivenImage:
-    """The bytes of a file, or an object of a script. `is_low`: whether the detail is "low"."""
+    """The bytes of an image file, or an image object from a script. `is_low`: whether the requested detail is "low"."""
 
     image: object
     is_low: bool = False
@@ -53,7 +53,7 @@ def prompt_images(prompt: Mapping[str, Any]) -> dict[str, GivenImage]:
 
 
 def read_data_url(url: str, where: str) -> bytes:
-    """Decode a data URL: its type is optional, and its base64 may be URL-safe, without padding or in lines.
+    """Decode a data URL. Its media type is optional; its base64 may be URL-safe, without padding, or in several lines.
 
     Raises InvalidRequest.
     """

@@ -1,8 +1,8 @@
-"""Reads images by Pillow: their size by the header, and their pixels as RGB. Imported only where Pillow is installed.
+"""Reads the size of images from their headers, and their pixels as RGB, with Pillow, which is an optional package.
 
 Only four formats are opened, because Pillow starts other programs for some (Ghostscript for EPS). Pillow's own
-conversion to RGB would turn 16-bit images white and show colours that are transparent, so `_to_rgb` has a rule for each
-kind of pixel. EXIF orientation is applied. The first frame of an animation is used.
+conversion to RGB would turn 16-bit images white and reveal the colours of transparent pixels, so `_to_rgb` has a rule
+for each pixel format. EXIF orientation is applied. The first frame of an animation is used.
 """
 
 import logging
@@ -36,15 +36,15 @@ _UPRIGHT = {
 _SIDEWAYS = (5, 6, 7, 8)
 _DEEP = "I;16"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-#: For each pass of an interlaced PNG: left and top of its first pixel, and the distances of its pixels in x and y.
+#: For each pass of an interlaced PNG: x and y of its first pixel, and its steps in x and y.
 _PNG_PASSES = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8)),
     *((2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
 )
 _INFLATE_BYTES = 1 << 20
-#: Most reads of a file by Pillow before the pixels: it makes about three for each part of a header.
+#: Most reads of a file that Pillow may make before the pixels: it makes about three for each part of a header.
 _MAX_READS = 2048
-#: Pillow would log a line for each damaged entry of EXIF data, of which an image may have 65 535, and keep its text.
+#: Pillow would log a line for each damaged EXIF entry, and keep the text; an image may have 65 535 of them.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -72,7 +72,7 @@ def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def to_png(image: object, where: str, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Encode a PIL image, or an array of bytes [height, width] or [height, width, channels]. Raises InvalidRequest."""
+    """Encode a PIL image, or a uint8 array [height, width] or [height, width, channels]. Raises InvalidRequest."""
     if isinstance(image, np.ndarray):
         image = _from_array(image, where)
     if not isinstance(image, Image.Image):
@@ -88,7 +88,7 @@ def to_png(image: object, where: str, max_pixels: int = MAX_PIXELS) -> bytes:
 
 
 class _ImageFile(BytesIO):
-    """The bytes of a file. Pillow runs Python code for each part of a header, of which a file may have millions."""
+    """The bytes of a file. The number of reads is limited: Pillow reads each of a header's parts, maybe millions."""
 
     reads_left: float = _MAX_READS
 
@@ -140,8 +140,8 @@ def _unreadable(where: str, error: Exception) -> InvalidRequest:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, if the file has it before the pixels: `image.getexif` would decode the pixels of a
-    PNG."""
+    """Return the EXIF orientation, if it precedes the pixels in the file: for a PNG, `image.getexif` would decode the
+    pixels."""
     try:
         return int(Image.Image.getexif(image).get(_ORIENTATION, 1))
     except Exception:
@@ -155,7 +155,7 @@ def _turn_upright(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _check_png_rows(data: bytes) -> None:
-    """Raise ValueError for a PNG with fewer rows than its header says: Pillow would leave them black."""
+    """Raise ValueError if a PNG has fewer rows than its header states: Pillow would leave the missing ones black."""
     width, height, depth, colour = struct.unpack_from(">IIBB", data, 16)
     passes = _PNG_PASSES if data[28] else ((0, 0, 1, 1),)
     wanted = 0

@@ -1,7 +1,7 @@
-"""Number and text of the tokens of an image: arithmetic on its width and height, one rule for each family of models.
+"""Computes how many tokens an image has, and their text, from its width and height, by a rule for each model family.
 
-The text replaces an image's placeholder in a prompt before the prompt is tokenised. Both must equal what transformers'
-processor makes of the decoded image, because the model has one row for each image token.
+The text replaces an image's placeholder in a prompt before the prompt is tokenised. Number and text must equal those of
+transformers' processor, because the model makes one row for each image token.
 """
 
 import math
@@ -39,7 +39,7 @@ class ImageTokens(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneView:
-    """LLaVA with CLIP: every image is scaled to `edge` pixels at its shorter side, and its centre is cut out.
+    """LLaVA with CLIP: an image is scaled so that its shorter side has `edge` pixels, and its centre is cropped.
 
     `pads`: it is made square before.
     """
@@ -65,9 +65,9 @@ class OneView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTiles:
-    """Idefics 3 and SmolVLM: an image is scaled, cut into square tiles, and shown as a whole after them.
+    """Idefics 3 and SmolVLM: an image is scaled and cut into square tiles; a small copy of the whole image follows.
 
-    `count`: image tokens of a tile. `tile`, `longest`: in pixels. `splits`: False shows the whole image only.
+    `count`: image tokens per tile. `tile`, `longest`: edges in pixels. `splits`: False: there are no tiles.
     """
 
     token: str
@@ -117,7 +117,7 @@ class ImageTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchGrid:
-    """Qwen-VL: an image keeps its shape and nearly its size, and has one token for each square of `factor` pixels.
+    """Qwen-VL: an image keeps its shape and about its size; each square of `factor` x `factor` pixels is a token.
 
     `min_pixels`, `max_pixels`: of the scaled image.
     """
@@ -153,9 +153,9 @@ class PatchGrid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchRows:
-    """Pixtral and Mistral 3: an image keeps its shape, and each row of patches ends with a mark.
+    """Pixtral and Mistral 3: an image keeps its shape; a special token ends each row of patches.
 
-    `patch`: the edge that an image token stands for, in pixels. `longest`: the limit of an image's edges.
+    `patch`: edge of the square that an image token represents, in pixels. `longest`: most pixels of an image's edge.
     """
 
     token: str
@@ -175,14 +175,14 @@ class PatchRows:
         return columns * self.patch, rows * self.patch
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of patches. An image that is far too narrow has none, as in transformers."""
+        """Return columns and rows of patches. An image that is far too narrow has no patch, as in transformers."""
         ratio = max(width / self.longest, height / self.longest, 1)
         return math.ceil(int(width / ratio) / self.patch), math.ceil(int(height / ratio) / self.patch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileCanvas:
-    """InternVL: an image is scaled to the canvas of the nearest shape, cut into tiles, and shown as a whole after them.
+    """InternVL: an image is scaled to the canvas with the nearest ratio and cut into tiles; the whole image follows.
 
     `count`: image tokens of a tile. `canvases`: columns and rows of tiles, from the smallest.
     """
@@ -204,8 +204,8 @@ class TileCanvas:
         return columns * self.tile, rows * self.tile
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of the canvas. Among canvases of equal shape, the last that the image fills over half
-        is used."""
+        """Return the columns and rows of the canvas with the nearest ratio: the last one of which the image fills over
+        half, else the first."""
         found, least = (1, 1), math.inf
         for columns, rows in self.canvases:
             distance = abs(width / height - columns / rows)
@@ -216,8 +216,8 @@ class TileCanvas:
 
 
 def most_tokens(rule: ImageTokens) -> int:
-    """Return the largest number of tokens of an image. It is found by trying images with many pixels in each shape up
-    to 16 to 1, and the longest shapes."""
+    """Return the largest number of tokens of an image, found by trying images of `MAX_PIXELS` with every ratio up to 16
+    to 1, and with the most extreme ratios."""
     shapes = [(columns, rows) for columns in range(1, 17) for rows in range(1, 17)]
     shapes += [shape for ratio in range(17, MAX_RATIO + 1) for shape in ((ratio, 1), (1, ratio))]
     edges = [math.isqrt(MAX_PIXELS // (columns * rows)) for columns, rows in shapes]
@@ -238,7 +238,7 @@ def _fit_longest(width: int, height: int, longest: int, *, rounds_to_even: bool)
 
 
 def make_image_tokens(family: str, hf: Mapping[str, Any], image: Mapping[str, Any], token: str) -> ImageTokens:
-    """Return the rule of a family. `hf`: config.json; `image`: settings of its image processor. Raises StartupError."""
+    """Return a family's rule. `hf`: config.json. `image`: the image processor's settings. Raises StartupError."""
     rule = _RULES.get(family)
     if rule is None:
         message = f"images of models of type {family!r} are not supported: use one of type {', '.join(sorted(_RULES))}."
@@ -253,7 +253,7 @@ def make_image_tokens(family: str, hf: Mapping[str, Any], image: Mapping[str, An
 
 
 def processor_options(family: str, hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with which the processor of a family in transformers calls its image processor."""
+    """Return the settings that a family's processor in transformers passes to its image processor."""
     if family == "internvl":
         return {"crop_to_patches": True}
     if family == "mistral3" or _tower(hf).get("model_type") == "pixtral":
@@ -348,14 +348,14 @@ def _kind(image: Mapping[str, Any], default: str) -> str:
 
 
 def _sides(size: Any) -> tuple[Any, Any]:
-    """Return the height and the width of a size, which is one number, a list or an object."""
+    """Return height and width of a `size` setting, which is a number, a list or an object."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, list) else (size.get("height"), size.get("width"))
 
 
 def _merged_edge(family: str, hf: Mapping[str, Any]) -> int:
-    """Return the edge that an image token stands for: a patch of Pixtral, or the patches that Mistral 3 merges."""
+    """Return the edge of the square that an image token represents: a patch, or the patches that Mistral 3 merges."""
     merged = hf.get("spatial_merge_size", 2) if family == "mistral3" else 1
     return int(_tower(hf).get("patch_size", 16)) * merged
 

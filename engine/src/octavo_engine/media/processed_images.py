@@ -1,9 +1,9 @@
-"""`ProcessedImages`: the arrays of images, processed once for all requests that show them, within a limit of memory.
+"""`ProcessedImages`: stores the arrays of processed images, once for all requests that show them, up to a memory limit.
 
-A request holds its images from its beginning until they are encoded. Images that no request holds are the cache: the
-least recently used ones are dropped to keep the limit. While the held images reach the limit, further requests wait for
-room, and tenants take turns. A request that has begun gets all of its images, even those that it needs again because
-their blocks were evicted: no two requests can wait for each other.
+A request holds its images from its beginning until they are encoded. Images that no request holds are a cache, whose
+least recently used images are dropped to keep the limit. When held images reach the limit, new requests wait, and
+tenants take turns. A request that has begun gets all of its images, even those that it needs again because their blocks
+were evicted, so that requests cannot wait for each other in a cycle.
 """
 
 import threading
@@ -34,7 +34,7 @@ class Workers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Image:
-    """`source`: the file, until it is processed. `futures`: those of the requests that wait for the arrays."""
+    """`source`: the image file, until it is processed. `futures`: futures of requests that wait for the arrays."""
 
     digest: bytes
     source: ImageInput | None
@@ -45,8 +45,8 @@ class _Image:
 
 
 class ProcessedImages:
-    """Images are identified by their digests. `max_bytes`: size of the cache; 0: images that no request holds are
-    dropped."""
+    """Images are identified by their digests. `max_bytes`: size of the cache; with 0, images are dropped once no
+    request holds them."""
 
     def __init__(self, workers: Workers, max_bytes: int) -> None:
         self.normalisation = workers.normalisation
@@ -61,7 +61,7 @@ class ProcessedImages:
         self._num_running = self._num_bytes = self._held_bytes = 0
 
     def acquire(self, request_id: str, images: Sequence[ImageInput], tenant: str = "") -> "list[Future[object]]":
-        """Process images. Each future is done when `arrays` has the image, which it keeps until `release`."""
+        """Process a request's images. An image's future is done once `arrays` has it; it is kept until `release`."""
         futures = [Future[object]() for _ in images]
         with self._lock:
             if request_id in self._held:  # it may hold the room that it would wait for
@@ -87,7 +87,7 @@ class ProcessedImages:
             self._advance()
 
     def arrays(self, digest: bytes) -> Arrays:
-        """Return the arrays of an image that a request holds. Raises KeyError if it is not processed."""
+        """Return the arrays of an image that a request holds. Raises KeyError if the image is not processed yet."""
         with self._lock:
             arrays = self._images[digest].arrays
         if arrays is None:
@@ -103,8 +103,8 @@ class ProcessedImages:
         self._workers.shutdown()
 
     def _advance(self) -> None:
-        """Give images to free workers. Begin the next request while there is room, if a worker is free or if it needs
-        none."""
+        """Give images to free workers. Begin the next request if there is space, and if a worker is free or all of its
+        images are processed."""
         while True:
             is_free = self._num_running < self._workers.size
             if self._queue and is_free:

@@ -1,7 +1,7 @@
 """`ImageProcessor`: turns the file of an image into the arrays that the vision tower takes.
 
-transformers' image processors cut and scale the image; they need neither torch nor torchvision. Pixels stay bytes, a
-quarter of the memory; the model's side normalises them, by `rescale_factor`, `mean` and `std`.
+transformers' image processors crop and scale the image; they need neither torch nor torchvision. Pixels stay uint8, a
+quarter of the memory of fp32; the model process normalises them by `rescale_factor`, `mean` and `std`.
 """
 
 import json
@@ -41,9 +41,9 @@ class ImageProcessor:
     def process(self, data: bytes, where: str = "image", kwargs: str = "") -> dict[str, np.ndarray]:
         """Return the keywords of `get_image_features` for one image. Raises InvalidRequest.
 
-        `pixel_values` holds bytes. A mask that hides nothing is left out. In transformers, a patch of Qwen-VL is one
-        row of all its values; here channels are an axis of their own. `kwargs`: JSON of settings that replace the
-        processor's, or nothing.
+        `pixel_values` has uint8. A mask that hides nothing is omitted. A patch of Qwen-VL is one flat row in
+        transformers; here, channels are a dimension of their own. `kwargs`: JSON of settings that replace the
+        processor's; "" if there are none.
         """
         arrays = self._processor.preprocess(
             decode(data, where, self._max_pixels),
@@ -65,7 +65,7 @@ class ImageProcessor:
         }
 
     def _call_keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings as transformers takes them for one call, where `size` holds limits of pixels."""
+        """Return the settings as transformers takes them for one call: `size` then has the pixel limits."""
         limits = {edge: kwargs.pop(name) for name, edge in _PIXELS.items() if name in kwargs}
         if limits:
             size = {edge: getattr(self._processor.size, edge) for edge in _PIXELS.values()}

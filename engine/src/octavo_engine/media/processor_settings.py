@@ -1,7 +1,7 @@
-"""Settings of a checkpoint's image processor: they decide how many tokens an image has, and its digest.
+"""Settings of a checkpoint's image processor; they decide how many tokens an image has, and are part of its digest.
 
-Some can be replaced at the start, by a request, and by the detail "low" of an image. This module needs no transformers,
-so the API process can use it.
+Some settings can be replaced at the start, by a request, or by an image's detail "low". This module does not import
+transformers, so that the API process can use it.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ PROCESSOR_FILE, IMAGE_PROCESSOR_FILE = "processor_config.json", "preprocessor_co
 
 @dataclass(frozen=True, slots=True)
 class FamilySettings:
-    """`names`: keys of a family's image processor that can be replaced. `low`: makes the settings for the detail "low"
-    (one tile, or 512 x 512 pixels) from those of the processor."""
+    """`names`: keys of the family's image processor that can be replaced. `low`: returns the settings for the detail
+    "low" (one tile, or 512 x 512 pixels), given the image processor's."""
 
     names: tuple[str, ...]
     low: Callable[[Kwargs], dict[str, Any]]
@@ -61,8 +61,8 @@ REPLACEABLE: Mapping[str, FamilySettings] = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessorSettings:
-    """`image`: keys of the image processor, none without a file; a key that is absent has transformers' default.
-    `max_pixels`: the limit of an image, by its header."""
+    """`image`: keys of the image processor's file; empty without a file. Absent keys have transformers' defaults.
+    `max_pixels`: most pixels of an image, as its header states them."""
 
     image: dict[str, Any]
     max_pixels: int = MAX_PIXELS
@@ -71,7 +71,7 @@ class ProcessorSettings:
         return replace(self, image={**self.image, **kwargs})
 
     def digest(self, data: bytes) -> bytes:
-        """Return the SHA-256 of these settings and of an image's file, which names the image in caches and hashes."""
+        """Return the SHA-256 of these settings and an image file: caches and block hashes identify images by it."""
         settings = json.dumps(self.image, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(hashlib.sha256(settings.encode()).digest() + data).digest()
 
@@ -96,7 +96,7 @@ def check_kwargs(kwargs: Kwargs, family: str) -> None:
 
 
 def _is_size(value: object) -> bool:
-    """Return True for a valid size: with a larger one, the text of image tokens would take all memory."""
+    """Return whether a size is within the limits: beyond them, the text of image tokens would take all memory."""
     return type(value) is int and 0 < value <= MAX_PIXELS
 
 
@@ -107,7 +107,7 @@ def _refused(problem: str) -> InvalidRequest:
 def read_processor_settings(
     files: ModelFiles, kwargs: Kwargs | None = None, max_pixels: int = MAX_PIXELS
 ) -> ProcessorSettings:
-    """Read the settings from the same file as transformers does, and replace those of `kwargs`. Raises StartupError."""
+    """Read the settings from the same file as transformers; `kwargs` replace some of them. Raises StartupError."""
     processor = read_optional_json(files.root / PROCESSOR_FILE)
     image = processor.get("image_processor") or read_optional_json(files.root / IMAGE_PROCESSOR_FILE)
     if not isinstance(image, dict):

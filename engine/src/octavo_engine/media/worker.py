@@ -1,8 +1,8 @@
-"""Processes that decode images: `MediaWorkers` starts them and sends them files, `main` is what each of them runs.
+"""Processes that decode images: `MediaWorkers` starts them and sends image files; `main` runs in each of them.
 
-A file may be made to crash a decoder, to fill the memory or to never end. So a worker has no secrets, limits of memory
-and of time, and no torch, which transformers would load. A worker that dies or is late is replaced, and its image
-fails. Workers end with the thread that has started them. Their answers are data only: msgpack of the records below.
+A malicious file may crash a decoder, fill the memory or decode without end. Workers therefore have no secrets, limited
+memory and time, and no torch (transformers would import it). A worker that dies or is late is replaced, and its image
+fails. Workers end with the thread that started them. Their answers are pure data: msgpack of the records below.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from octavo_engine.wire.records import ImageInput
 if TYPE_CHECKING:
     from octavo_engine.media.processor import ImageProcessor
 
-#: The arrays that the tower takes for one image, such as its pixels, by the names of transformers.
+#: The arrays that the vision tower takes for an image, such as its pixels, under transformers' names.
 Arrays = dict[str, npt.NDArray[Any]]
 
 DType = Literal["bool", "uint8", "int32", "int64", "float32", "float64"]
@@ -47,8 +47,8 @@ _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 class WorkerStart(msgspec.Struct):
-    """`folder`: the folder with the settings of the image processor, some of which `kwargs` replace. `config`: the
-    model's config, with its overrides. `max_pixels`: the limit of an image."""
+    """`folder`: the folder with the image processor's settings. `kwargs`: settings that replace some of them. `config`:
+    the model's config, overrides included. `max_pixels`: most pixels of an image."""
 
     folder: str
     config: dict[str, Any] = {}
@@ -97,7 +97,7 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 class MediaWorkers:
-    """`size` workers, each for one image at a time. `timeout_s`: of one image, without the start of a worker.
+    """`size` workers; each processes one image at a time. `timeout_s`: limit for an image, not for a worker's start.
 
     Raises StartupError if the first one cannot start.
     """
@@ -138,7 +138,7 @@ class MediaWorkers:
 
 
 class MediaWorker:
-    """A process, which is replaced if it has ended. One thread at a time calls `start` and `process`."""
+    """A worker process; another one replaces it if it ends. One thread at a time calls `start` and `process`."""
 
     def __init__(self, start: WorkerStart, timeout_s: float = TIMEOUT_S) -> None:
         self._start, self._timeout_s = start, timeout_s
@@ -166,7 +166,7 @@ class MediaWorker:
         raise Unavailable(reason, retry_after_s=_RETRY_S)
 
     def process(self, message: bytes) -> Arrays:
-        """Process an encoded `Image`. Raises InvalidRequest for one that is refused, is late or crashes the process.
+        """Process an encoded `Image`. Raises InvalidRequest if it is refused, takes too long or crashes the process.
 
         Raises Unavailable, too.
         """
@@ -199,8 +199,8 @@ class MediaWorker:
     def _exchange(
         self, child: "subprocess.Popen[bytes]", connection: Connection, message: bytes, timeout_s: float
     ) -> Answer | None:
-        """Return the answer to a message. Return None, and end the process, if it has died, is late or has sent no
-        valid answer."""
+        """Return the answer to a message. If the process has died, is late or sends an invalid answer, end it and
+        return None."""
         self._is_late = False
         timer = threading.Timer(timeout_s, self._end_late, [child])
         timer.daemon = True
@@ -228,7 +228,7 @@ def _to_numpy(array: Array) -> npt.NDArray[Any]:
 
 
 def main(connection: Connection) -> None:
-    """Answer messages until the other end is closed. The process ignores the signals that the engine core ignores."""
+    """Answer messages until the other end closes the connection. Like the engine core, ignore the usual signals."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

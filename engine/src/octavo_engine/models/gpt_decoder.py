@@ -88,8 +88,8 @@ class GPTDecoderLayer(Layer):
 
 
 class GPTDecoder(Model):
-    """A subclass creates `layers`, on the first stage `embedding`, `positions` and `head`, and on the last one what
-    `after` uses."""
+    """A subclass creates `layers`; on the first stage also `embedding`, `positions` and `head`; on the last stage also
+    the modules that `after` uses."""
 
     supports_ranks = True
 

@@ -29,8 +29,8 @@ from octavo_engine.ops.stages import Stages
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError
 
-#: Token ids, or embedding rows. If a tower also makes rows for the first layers, they are side by side: [tokens, hidden
-#: * (1 + layers)].
+#: Token ids, or embedding rows. If a vision tower also returns rows for the first layers, these are concatenated to the
+#: embeddings: [tokens, hidden * (1 + layers)].
 Inputs = Int[Tensor, " tokens"] | Float[Tensor, "tokens inputs"]
 #: A position of each token, or three coordinates: time, row, column.
 Positions = Int[Tensor, " tokens"] | Int[Tensor, "axes tokens"]
@@ -42,7 +42,7 @@ class Model(nn.Module):
     #: Endings of the names of unused tensors in old checkpoints.
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
-    #: `forward` reads values that a GPU computes, so that its steps are not captured as CUDA graphs.
+    #: `forward` waits for values that a GPU computes, so its steps cannot be captured as CUDA graphs.
     waits_for_device: ClassVar[bool] = False
 
     #: The layers are split over the ranks of `BuildContext.group`, and divided among `BuildContext.stages`.
@@ -57,9 +57,9 @@ class Model(nn.Module):
         self.config, self.build, self.head = config, build, None
 
     def forward(self, inputs: Inputs, positions: Positions, ctx: ForwardContext) -> Float[Tensor, "tokens hidden"]:
-        """Return the hidden rows; on the first of several stages, a tensor to receive the last stage's rows.
+        """Return the hidden rows. The first of several stages returns a tensor that will receive the last stage's rows.
 
-        `inputs`: token ids, or embedding rows, which are not changed; later stages do not use them.
+        `inputs`: token ids, or embedding rows, which are not modified; later stages ignore them.
         """
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ class Model(nn.Module):
         return frozenset(slot.name for slot in self._weight_slots() if slot.quantises)
 
     def in_files(self, names: Set[str]) -> frozenset[str]:
-        """Return names of modules or tensors with and without `base_prefix`, as a checkpoint may have them."""
+        """Return names of modules or tensors both with and without `base_prefix`: checkpoints may use either form."""
         return frozenset(names | {name.removeprefix(self.base_prefix) for name in names})
 
     def renamed(self, given: str) -> str:

@@ -1,7 +1,7 @@
 """`VisionTower`: the image encoder and its projection to embeddings, run by transformers.
 
-transformers builds a whole model of the family, whose text part has no layers and is dropped. The weights stay
-unquantised. The library is optional: only `registry` imports this module.
+transformers builds a whole model of the family, with a text part that has no layers and is dropped. Weights are not
+quantised. transformers is optional: only `registry` imports this module.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from octavo_engine.layers.layer import BuildContext
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
-#: Settings of a text part without layers. Its vocabulary of 8 tokens has no special tokens.
+#: Settings of a text part without layers. Its vocabulary has 8 tokens and no special tokens.
 _NO_TEXT = {"num_hidden_layers": 0, "vocab_size": 8, "layer_types": None} | dict.fromkeys(
     ("bos_token_id", "eos_token_id", "pad_token_id")
 )
@@ -54,9 +54,9 @@ class VisionTower:
 
     @property
     def activation_bytes(self) -> int:
-        """The most memory that the encoding of one image takes, estimated: its pixels, twice, and a layer's tensors.
+        """Estimated peak memory for encoding one image: its pixels, twice, and the activations of one layer.
 
-        A layer's tensors are four of hidden size, and the attention's other four or the MLP's two.
+        A layer's activations are four tensors of the hidden size, and four more of attention or two of the MLP.
         """
         vision = self._hf.vision_config
         num_tokens = min(self.config.most_tokens, self.build.max_model_len)
@@ -75,7 +75,7 @@ class VisionTower:
 
     @property
     def _patches_per_token(self) -> float:
-        """Number of patches that are merged to a token: the square of a factor that families name differently."""
+        """Number of patches that are merged into a token: the square of a factor whose name depends on the family."""
         names = ("scale_factor", "spatial_merge_size", "downsample_ratio")
         found = [value for part in (self._hf, self._hf.vision_config) for n in names if (value := getattr(part, n, 0))]
         return max(found[0], 1 / found[0]) ** 2 if found else 1.0
@@ -84,7 +84,7 @@ class VisionTower:
         return self._shapes
 
     def load_weights(self, weights: Mapping[str, Any]) -> None:
-        """Load the weights, under any name that transformers accepts: a value is a tensor, or `[...]` reads it."""
+        """Load the weights, named in any way that transformers accepts. A value is a tensor, or is read by `[...]`."""
         text = {name: torch.zeros(shape) for name, shape in self._text_shapes.items()}
         try:
             with _without_progress_bar():
@@ -107,7 +107,7 @@ class VisionTower:
         self._model = _without_text(model).to(self.build.device).eval()
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Float[Tensor, "rows hidden"]:
-        """Return the rows of one image; for Qwen3-VL, with the rows that its first layers add, side by side.
+        """Return the rows of one image; for Qwen3-VL, rows that its first layers add are concatenated to them.
 
         `inputs`: the arguments of transformers' `get_image_features`.
         """

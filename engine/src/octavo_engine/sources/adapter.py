@@ -43,14 +43,14 @@ _UNSUPPORTED = {
     "arrow_config": "a choice between adapters",
     "monteclora_config": "distributions of weights",
 }
-#: Limits of sizes that an adapter's author decides: adapters are read beside running requests.
+#: Limits of sizes that an adapter's author chooses, because adapters are read while requests run.
 MAX_FILE_BYTES = 4 * 2**20  # the settings, and the tensors' header
 MAX_MODULE_CHARS, MAX_PATTERN_CHARS = 128, 256
 MAX_WORK = 2**21  # ways to match a pattern at one place of a name
 MAX_MATCHING_S = 2  # CPU time
 MAX_VALUE = 2**31
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:", re.DOTALL)
-#: A group that is repeated or begins with `(?` (not `(?:`): under `(?x)` a comment may hide a repetition.
+#: Matches a repeated group, or one that begins with `(?`, as under `(?x)` a comment may hide a repetition.
 _COSTLY_GROUP = re.compile(r"\)\s*[*+{]|\(\?")
 _RETRAIN = "train it with plain LoRA, or merge it into the checkpoint and serve the result"
 
@@ -172,7 +172,7 @@ def _module(
 
 
 def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, patterns: "_Patterns", module: str) -> float:
-    """Return a module's value: that of the first pattern that matches the end of its name, as in peft."""
+    """Return a module's value: as in peft, the value of the first pattern that matches the end of the module's name."""
     value = patterns.value_of(module)
     value = settings.get(key) if value is None else value
     least = 1 if key == "r" else -MAX_VALUE
@@ -182,8 +182,8 @@ def _number(files: AdapterFiles, settings: Mapping[str, Any], key: str, patterns
 
 
 class _Patterns:
-    """The values of `rank_pattern` or `alpha_pattern`. While Python's `re` runs a pattern, all threads of the engine
-    stop, so only patterns that end soon on every name are accepted."""
+    """The values of `rank_pattern` or `alpha_pattern`. Python's `re` holds the GIL while it matches, which stops the
+    whole engine, so only patterns that end quickly for every name are accepted."""
 
     def __init__(self, files: AdapterFiles, settings: Mapping[str, Any], key: str) -> None:
         self._files, self._key = files, key
@@ -222,7 +222,7 @@ class _Patterns:
 
 
 def _work_of(pattern: str) -> float:
-    """Return an upper bound of the ways to match a pattern at one place of a module's name."""
+    """Return an upper bound of the number of ways in which a pattern can match at one position of a module's name."""
     parts = _ATOM.sub(lambda atom: "(" if atom[0] == "(?:" else "a", pattern)
     if _COSTLY_GROUP.search(parts):
         return math.inf

@@ -169,10 +169,10 @@ def _num_bytes(path: Path) -> int | None:
 
 
 def fetched_revision(folder: Path) -> str:
-    """Return the version of the files in a folder; empty for local files, which have none.
+    """Return the version of the files in a folder; empty for local files, which have no version.
 
-    The Hugging Face cache has a folder per commit (`models--ORG--NAME/snapshots/COMMIT`); a folder that this package
-    filled has a marker file.
+    The Hugging Face cache has a folder per commit (`models--ORG--NAME/snapshots/COMMIT`). In other folders, this
+    package writes a marker file after a download.
     """
     for place in (folder, *folder.parents):
         if place.parent.name == "snapshots" and place.parent.parent.name.startswith("models--"):
@@ -197,7 +197,7 @@ class ModelSource(Protocol):
 
 
 def fetch_into(folder: Path, source: ModelSource, advance: Advance = ignore_progress) -> Path:
-    """Download a model into a folder; return the folder, or the model's file in it, when it is complete."""
+    """Download a model into a folder. Once it is complete, return the folder, or the model's single file in it."""
     try:
         snapshot = source.snapshot()
     except Unreachable as error:

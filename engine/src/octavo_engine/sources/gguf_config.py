@@ -1,8 +1,8 @@
 """Converts GGUF metadata to the `config.json` that the same model has on the Hugging Face hub.
 
-`GGUFValues.common` gives the keys that all architectures share; each architecture has a small rule here for its own.
-A new architecture needs a rule, a line in `_RULES` and its tensor names in `weights/gguf_conversion.py`. Values that
-GGUF does not store (activation, layer pattern, the 27B models' query scale) follow llama.cpp's own rules.
+`GGUFValues.common` returns the config keys that all architectures share; a small rule per architecture adds its own. A
+new architecture needs a rule, a line in `_RULES` and its tensor names in `weights/gguf_conversion.py`. Values that GGUF
+does not store (activation, layer pattern, query scale of 27B models) follow llama.cpp's rules.
 """
 
 import struct

@@ -29,7 +29,7 @@ _MIN_TENSOR_INFO_BYTES = 8 + 4 + 8 + 4 + 8
 
 
 class GGMLType(NamedTuple):
-    """Type of a tensor: elements and bytes of a block. `weights/gguf_tensors.py` says which are converted to floats."""
+    """Data type of a tensor: elements and bytes of a block. `weights/gguf_tensors.py` lists how each is read."""
 
     id: int
     name: str

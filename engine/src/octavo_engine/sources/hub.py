@@ -1,8 +1,8 @@
 """Downloads models from the Hugging Face hub into its cache, which all tools share, or, with `HubModel`, to a folder.
 
-The hub client handles caching, tokens and checks of downloads; this module selects the files, prevents several
-processes from downloading the same model, and resumes after network errors. Errors of the client become one line
-with a remedy, and those for which a retry may help are marked.
+The hub client caches downloads, checks them and handles tokens. This module selects the files, prevents several
+processes from downloading the same model at a time, and resumes after network errors. It turns errors of the client
+into one line with a remedy, and marks errors after which a retry may help.
 """
 
 import logging
@@ -196,7 +196,7 @@ def _main(folder: Path, wanted: FileSelection) -> Path:
 
 
 def set_hub_token(token: bool | str | None) -> None:
-    """Use a token for downloads in this process and its children. True and None keep the one of the hub's client."""
+    """Use a token for downloads in this process and its children; with True or None, the hub client's own token."""
     if isinstance(token, str):
         os.environ[VARIABLE] = token
 
@@ -231,7 +231,7 @@ _OFFLINE = (
 
 
 def _of_cause(repo: str, revision: str | None, error: BaseException) -> Exception:
-    """Translate the cause of "not found locally", which the client also raises if it cannot reach the hub."""
+    """Translate the cause of the error "not found locally", which the client also raises if it cannot reach the hub."""
     from huggingface_hub.errors import HfHubHTTPError
 
     cause = error.__cause__
@@ -260,6 +260,6 @@ def _of_answer(repo: str, revision: str | None, error: BaseException) -> Excepti
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """Return the HTTP client's own exceptions, which the hub client passes on; its versions use different clients."""
+    """Return the exceptions of the HTTP client, which the hub client passes on; versions of it use different ones."""
     bases = {"httpx2": "HTTPError", "httpx": "HTTPError", "requests": "RequestException"}
     return tuple(getattr(sys.modules[name], base) for name, base in bases.items() if name in sys.modules)

@@ -1,10 +1,10 @@
 """Builds a `ModelConfig` from a checkpoint's files: fills in defaults and accepts both spellings of each key.
 
-The rules are those of transformers 4 and 5 for the architectures of Octavo's classes; `models.registry` completes the
-config of all other architectures, whose keys only transformers knows. head_dim and KV heads default to values from the
-number of heads, `torch_dtype` or `dtype`, RoPE as `rope_theta` + `rope_scaling` or as `rope_parameters`. Of a
-multimodal config the text part is used, and `vision` keeps the whole. Only values that the engine needs are fields;
-layers read other values from `hf`, which is flat.
+For the architectures of Octavo's classes, the rules are those of transformers 4 and 5; for all others,
+`models.registry` asks transformers to complete the config. If keys are missing, head_dim and the number of KV heads
+follow from the number of heads. dtype may be `torch_dtype` or `dtype`, and RoPE `rope_theta` + `rope_scaling` or
+`rope_parameters`. Of a multimodal config, the text part is used, and `vision` keeps the whole config. Fields exist for
+values that the engine needs; layers read other values from `hf`, which has no nesting.
 """
 
 import re
@@ -42,8 +42,8 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 _HEADS = ("num_attention_heads", "n_head")
 _CONTEXT = ("max_position_embeddings", "n_positions", "n_ctx")
 
-#: For each family that takes images, by `model_type`: the types that its vision tower may have, the default first, and
-# transformers' default of `image_token_id`.
+#: For each family that takes images, by `model_type`: the accepted types of its vision tower, the default one first,
+#: and transformers' default of `image_token_id`.
 VISION_FAMILIES: dict[str, tuple[tuple[str, ...] | None, int]] = {
     "idefics3": (None, 128_257),
     "internvl": (None, 151_667),
@@ -54,14 +54,14 @@ VISION_FAMILIES: dict[str, tuple[tuple[str, ...] | None, int]] = {
     "qwen3_vl": (None, 151_655),
     "smolvlm": (None, 128_257),
 }
-#: Qwen-VL, whose published configs may be flat: how many frequencies of RoPE each coordinate has by default, and
-# whether the frequencies alternate between coordinates.
+#: Qwen-VL, whose published configs may lack nesting: the default number of RoPE frequencies of each coordinate, and
+#: whether the coordinates' frequencies are interleaved.
 QWEN_FAMILIES: dict[str, tuple[list[int], bool]] = {
     "qwen2_5_vl": ([16, 24, 24], False),
     "qwen2_vl": ([16, 24, 24], False),
     "qwen3_vl": ([24, 20, 20], True),
 }
-#: The types of their text parts, which configs may omit; that of Llama for other families.
+#: Types of the families' text parts, if a config omits them; for all other families, the type is that of Llama.
 _DEFAULT_TEXT = {"internvl": "qwen2", "mistral3": "mistral", **{family: f"{family}_text" for family in QWEN_FAMILIES}}
 _TEXT_ARCHITECTURES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
 #: Architectures of text parts by their `model_type`.
@@ -227,7 +227,7 @@ def _is_vision_family(config: dict[str, Any]) -> bool:
 
 
 def _vision(files: ModelFiles) -> VisionConfig | None:
-    """Return the settings of the vision tower. Raises StartupError for a tower or a text part that is not supported."""
+    """Return the settings of the vision tower. Raises StartupError for an unsupported tower or text part."""
     config, text = nested_config(files.config), flatten_config(files.config)
     if config.get("model_type") == "internvl_chat":
         raise StartupError(
@@ -263,7 +263,7 @@ def _vision(files: ModelFiles) -> VisionConfig | None:
 
 
 def _has_head(files: ModelFiles) -> bool:
-    """Return whether the files have a head of their own: a nested config may not state whether it is tied."""
+    """Return whether the files have a logits head of their own: a nested config may not say whether it is tied."""
     return any(name in read_safetensors(path) for path in files.weight_files for name in _HEADS_OF_TEXT)
 
 

@@ -39,7 +39,7 @@ class StoreKind:
         )
 
     def connect(self, uri: str, bucket: str, env: Mapping[str, str]) -> "ObjectStore":
-        """Return the client of a bucket; it sends the bucket no request. Raises StartupError for unusable settings."""
+        """Return a client of a bucket, without sending a request. Raises StartupError for unusable settings."""
         try:
             import obstore.store
             from obstore.exceptions import BaseError
@@ -84,7 +84,7 @@ _AWS_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_SKIP_SIGNATURE",
 )
-#: Time until boto3 is asked for credentials again: it renews those that expire within 10 minutes.
+#: Time after which boto3 is asked for credentials again: it renews those that expire within 10 minutes.
 _PROFILE_TTL = timedelta(minutes=10)
 
 
@@ -99,7 +99,7 @@ def _s3_options(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _profile_options(profile: str) -> dict[str, Any]:
-    """Return the credentials, region and endpoint of a profile of AWS, which boto3 reads. Raises StartupError."""
+    """Return credentials, region and endpoint of an AWS profile, as boto3 reads them. Raises StartupError."""
     remedy = f'eval "$(aws configure export-credentials --profile {profile} --format env)"'
     try:
         from botocore.session import Session

@@ -1,8 +1,8 @@
 """Finds out whether a model answers with vectors, and how it pools them: from its files and the user's settings.
 
-`modules.json` and `1_Pooling/config.json` are the files of sentence-transformers. A model without them pools its last
-token and normalises, as the decoders do that were trained for embeddings. Other poolings, and dense layers after them,
-raise StartupError: the engine cannot compute them, so its vectors would differ from the model's.
+`modules.json` and `1_Pooling/config.json` are files of sentence-transformers. Without them, the last token's row is the
+vector, and is normalised, as decoders trained for embeddings need it. Other poolings, and dense layers after a pooling,
+raise StartupError, because the engine cannot compute them: its vectors would differ from the model's.
 """
 
 import json
@@ -29,7 +29,7 @@ _MODES = {
 }
 _SUPPORTED = get_args(PoolingType)
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
-#: Keys of `config.json`, and their values with which a decoder attends to later tokens.
+#: Keys of `config.json` with the values that make a decoder attend to later tokens.
 _BIDIRECTIONAL = {"is_causal": False, "use_bidirectional_attention": True}
 
 
@@ -60,7 +60,7 @@ def load_served_model(config: EngineConfig, files: ModelFiles) -> ModelConfig:
 
 
 def is_pooling(config: EngineConfig, files: ModelFiles, architecture: str) -> bool:
-    """Return True if the model returns vectors: as set, or by default if it has no head, or has a pooling."""
+    """Return whether the model returns vectors: as the user sets it, or if it has a pooling or no logits head."""
     if config.runner != "auto":
         return config.runner == "pooling"
     has_head = not architecture.endswith("Model") or architecture.endswith("LMHeadModel")

@@ -1,7 +1,7 @@
-"""Shows the progress of a download: a bar on a terminal, otherwise a log line every 10 s.
+"""Shows the progress of a download: as a bar on a terminal, elsewhere by a log line every 10 s.
 
-Progress is measured by the size of the files in the folder, so it works with every client library. A read whose source
-sends no byte for `STALL_S` has failed; its thread may still hang.
+Progress is measured by the sizes of the files in the folder, so it works with every client library. A read fails if its
+source sends no byte for `STALL_S` seconds; the reading thread may still hang.
 """
 
 import logging
@@ -27,7 +27,7 @@ _KIB = 1024.0
 
 
 class LoadEnded(Exception):
-    """The load that the bytes are read for has ended: an `Advance` raises it on the thread that reads."""
+    """The load that needs the bytes has ended. An `Advance` raises this on the thread that reads."""
 
 
 def ignore_progress(num_bytes: int) -> None:

@@ -20,14 +20,14 @@ _OTHERS = "use a checkpoint without it, or an unquantised one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedConfig:
-    """`method`: as in vLLM. `group_size`: inputs that share a scale; None: all inputs of a layer.
+    """`method`: name of the method in vLLM. `group_size`: inputs that share a scale; None: all inputs of a layer.
 
     `symmetric`: all zero points are 2^(bits - 1). `zero_offset`: 1 in the first version of GPTQ's format, which stores
-    each zero point less one. `block_outputs`: outputs that share scales; None: each output has its own, or the whole
-    layer has one. `ignored`: parts of the names of layers that are not quantised, or
-    expressions after "re:", which are not evaluated, as a hostile expression may never end.
-    `activation_bits`: bits of quantised activations, if the checkpoint was made for them. `quantised_cache`: it was
-    also made for a quantised KV cache.
+    each zero point minus one. `block_outputs`: outputs that share scales; None: each output has its own, or the whole
+    layer has one. `ignored`: substrings of the names of layers that are not quantised, or regular expressions after
+    "re:", which are not evaluated, because a malicious one may never end. `activation_bits`: bits of quantised
+    activations, if the checkpoint was made for them. `quantised_cache`: the checkpoint was also made for a quantised KV
+    cache.
     """
 
     method: str
@@ -203,7 +203,7 @@ def read_compressed_config(settings: QuantizationSettings) -> QuantisedConfig:
 
 
 def _activation_bits(settings: QuantizationSettings, group: dict[str, object], kind: str) -> int | None:
-    """Return the bits of the activations that the checkpoint was made for; None if they are not quantised."""
+    """Return the bits of the activations for which the checkpoint was made; None: they are not quantised."""
     activations = group.get("input_activations")
     if not activations:
         return None

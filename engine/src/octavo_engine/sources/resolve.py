@@ -26,7 +26,7 @@ from octavo_engine.sources.quantised_config import read_quantisation
 from octavo_engine.sources.weight_choice import choose_weights, with_shards
 from octavo_engine.wire.errors import StartupError
 
-#: Keys of RoPE that transformers 4 has at the top level, and transformers 5 in `rope_parameters`.
+#: RoPE keys that transformers 4 has at the top level of a config, and transformers 5 in `rope_parameters`.
 _OLDER_ROPE = {"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_scaling"}
 _FORMAT_OF_SUFFIX = {".gguf": "gguf", ".safetensors": "safetensors", ".bin": "pt"}
 
@@ -52,7 +52,7 @@ def resolve_files(config: EngineConfig) -> ModelFiles:
 
 
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace keys of a config. As in vLLM, only the keys of a nested config (text_config) are replaced one by one."""
+    """Replace keys of a config. As in vLLM, nested configs (text_config) are merged; other objects are replaced."""
     merged = dict(config)
     if overrides.get("rope_parameters"):
         merged.pop("rope_scaling", None)  # transformers would prefer it
@@ -249,8 +249,8 @@ def _with_quantize_config(folder: Path) -> dict[str, Any]:
 def fetch_model(model: str, *, to: Path | None = None, revision: str | None = None, load_format: str = "auto") -> Path:
     """Download or copy a model for `octavo fetch`; return the path to serve.
 
-    Without a target folder it is stored where `octavo serve` finds it by the same name, in the hub's or our cache.
-    Raises StartupError, also for a fetched model that cannot be served.
+    Without `to`, the model is stored where `octavo serve` finds it by its name: in the hub's cache, or in Octavo's.
+    Raises StartupError, also if the model was fetched but cannot be served.
     """
     if to is None:
         files = resolve_model(model, revision=revision, load_format=load_format)

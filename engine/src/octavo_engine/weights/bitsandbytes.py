@@ -1,4 +1,4 @@
-"""Layers of the library bitsandbytes: NF4 and FP4 in blocks of the flattened weight, int8 with a scale per output."""
+"""bitsandbytes checkpoints: NF4 and FP4 in blocks of the flattened weight, and int8 with a scale per output."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo_engine.sources.quantised_config import QuantisedConfig
 from octavo_engine.weights.layer_format import BadPartError, LayerFormat, LayerTensors, Shape
 
-#: Values of the two codes in a byte, as one element of a table that the byte indexes.
+#: dtype of a lookup table for bytes, each entry of which holds the fp32 values of a byte's two codes.
 _PAIR = torch.int64
 #: The library divides by 127, rounded as here.
 _PER_CODE = 7.874015718698502e-3
@@ -23,7 +23,7 @@ def make_four_bit_format(codes: str) -> LayerFormat:
     state_name = f"weight.quant_state.bitsandbytes__{codes}"
 
     def shapes(config: QuantisedConfig, given: Mapping[str, Shape]) -> tuple[tuple[int, int], dict[str, Shape]]:
-        """Return a shape with the layer's number of weights; only the layer's state has its true shape."""
+        """Return a shape with the layer's number of weights: only the layer's `quant_state` has its real shape."""
         tables: dict[str, Shape] = {"weight.quant_map": (16,), "weight.nested_quant_map": (256,)}
         return (2 * math.prod(given["weight"]), 1), {**given, **{part: tables[part] for part in tables & given.keys()}}
 
@@ -83,7 +83,7 @@ def _by_rows(packed: Tensor, size: int, unpack: Callable[[Tensor], Tensor]) -> C
 
 
 class _State:
-    """The JSON object that describes a weight of 4 bits, whose values are checked when they are read."""
+    """The JSON object that describes a 4-bit weight; its values are checked when they are read."""
 
     def __init__(self, name: str, tensor: Tensor, codes: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Layers in FP8 (e4m3) of the methods fp8 and compressed-tensors, with scales per tensor, per output or per block."""
+"""FP8 (e4m3) layers of the methods fp8 and compressed-tensors, with scales per tensor, per output or per block."""
 
 from collections.abc import Mapping
 
@@ -47,7 +47,7 @@ def make_fp8_format(scales: str) -> LayerFormat:
     )
 
 
-#: Scales with either name multiply codes; DeepSeek's name: the inverse of the factor that made the codes.
+#: A weight is code * scale under both names; DeepSeek calls its scale the inverse of the factor that made the codes.
 FP8_FORMATS = tuple(make_fp8_format(name) for name in ("weight_scale", "weight_scale_inv"))
 
 
@@ -73,6 +73,6 @@ def _checked(codes: Tensor, first_output: int) -> Tensor:
 
 
 def _numbers(codes: Tensor) -> Tensor:
-    """Return e4m3 codes as fp32, exactly. Shifted, their bits are those of fp16 numbers 256 times smaller."""
+    """Return e4m3 codes as fp32, exactly: with shifted bits they are fp16 numbers that are 256 times too small."""
     bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)  # drop the copied sign
     return bits.view(torch.float16).float().mul_(256)

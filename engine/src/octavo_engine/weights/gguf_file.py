@@ -35,8 +35,8 @@ def iter_gguf(
     skipped: Container[str] = (),
     advance: Callable[[int], None],
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
-    """Yield (name, tensor). `blocks`, `groups`: names of tensors that are not expanded. `skipped`: modules to leave
-    out."""
+    """Yield (name, tensor). `blocks`, `groups`: names of tensors that stay in blocks or groups. `skipped`: names of
+    modules to omit."""
     for path, placed in _placed_tensors(files):
         with path.open("rb") as file:
             for info, where in placed:

@@ -25,7 +25,7 @@ from octavo_engine.wire.errors import StartupError
 
 SLICE_BYTES = 1 << 19
 
-#: Types whose blocks are an fp16 scale, with or without an fp16 minimum, and codes.
+#: GGUF types that a GPU can keep as groups: their blocks have codes, an fp16 scale and perhaps an fp16 minimum.
 GROUP_FORMATS = {
     "Q4_0": GroupFormat(name="Q4_0", codes="int4", group_size=32),
     "Q4_1": GroupFormat(name="Q4_1", codes="int4", group_size=32, offsets="minimums"),

@@ -1,4 +1,4 @@
-"""`LayerFormat`: how the tensors of a quantised layer are named, shaped and unpacked, for each kind of checkpoint."""
+"""`LayerFormat`: names, shapes and unpacking of the tensors of a quantised layer, for each kind of checkpoint."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ FLOATS = ("F16", "BF16", "F32")
 
 
 class BadPartError(Exception):
-    """A tensor of a layer that cannot be read: its name in the layer, what is wrong with it, and the remedy."""
+    """A tensor of a layer that cannot be read: its name within the layer, what is wrong with it, and the remedy."""
 
     def __init__(self, part: str, what: str, remedy: str = "download the checkpoint again") -> None:
         super().__init__(part, what, remedy)
@@ -25,11 +25,11 @@ class BadPartError(Exception):
 class LayerTensors:
     """The tensors of a layer. A weight is (number - zero) * scale * factor.
 
-    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs]: integers as uint8, or as int8 if there are
-    no zeros; others as fp32 in a new tensor. The slice begins at a multiple of eight. `codes`: returns a slice's codes
-    in uint8, if they are no integers; `table`: the numbers that 4-bit codes mean. `scales`, `zeros`: [outputs, groups];
-    zeros are uint8. `groups`: the group of each input, if inputs are not in order. `shape`, `group_size`: set if only
-    the tensors, not the header, have them. `input_scale`: rounds the inputs, if the layer has one.
+    `unpack`: returns the numbers of a slice of outputs, [outputs, inputs]: integers as uint8 (int8 without zero
+    points), others as fp32 in a new tensor. A slice begins at a multiple of eight. `codes`: returns a slice's codes in
+    uint8, if codes are not integers; `table`: the numbers that 4-bit codes stand for. `scales`, `zeros`: [outputs,
+    groups]; zeros are uint8. `groups`: group of each input, unless groups are consecutive. `shape`, `group_size`: set
+    if the header does not have them. `input_scale`: scale by which the layer rounds its inputs, if any.
     """
 
     unpack: Callable[[slice], Tensor]
@@ -46,13 +46,13 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerFormat:
-    """`codes`: "int" for codes that blocks may hold; else the codes' name. `types`: accepted dtypes by the names of the
-    parts. `scales`, `zeros`, `groups`: names of these parts.
+    """`codes`: "int" if GGUF's blocks can hold the codes; otherwise their name. `types`: accepted dtypes, by names of
+    parts. `scales`, `zeros`, `groups`: names of the parts that have them.
 
-    `optional`: parts that a layer may lack; it may lack zero points only if it is symmetric. `shapes`: returns the
-    weight's shape [out, in] and the expected shapes of all parts, from the given shapes. `read`: raises BadPartError.
-    `layer_shape`: reads the weight's shape and group size from the part `shaped_by`, if the header has neither; raises
-    BadPartError, too.
+    `optional`: parts that a layer may lack; only a symmetric one may lack zero points. `shapes`: returns the weight's
+    shape [out, in] and the expected shapes of all parts, given the actual shapes. `read`: raises BadPartError.
+    `layer_shape`: reads the weight's shape and group size from the part `shaped_by`, for layers whose header does not
+    have them; raises BadPartError.
     """
 
     codes: str = "int"
@@ -67,7 +67,7 @@ class LayerFormat:
     layer_shape: Callable[[Tensor], tuple[tuple[int, int], int]] | None = None
 
     def split(self, name: str) -> tuple[str, str] | None:
-        """Split a tensor's name into layer and part; None for a tensor that is not a part."""
+        """Split a tensor's name into the names of layer and part; None if the tensor is no part of a layer."""
         part = next((part for part in self.types if name.endswith(f".{part}")), None)
         return None if part is None else (name.removesuffix(f".{part}"), part)
 
@@ -77,7 +77,7 @@ def num_groups(config: QuantisedConfig, size: int) -> int:
 
 
 def unpack_ints(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes of packed rows [rows, columns * 32 / bits] in uint8; the lowest bits are the first code."""
+    """Return the codes of packed rows [rows, columns * 32 / bits] as uint8. The first code is in the lowest bits."""
     octets = packed.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -86,5 +86,5 @@ def unpack_ints(packed: Tensor, bits: int) -> Tensor:
 
 
 def transpose(packed: Tensor) -> Tensor:
-    """Return a transposed copy of columns of a tensor; torch is fastest with a source without gaps."""
+    """Return a contiguous transpose of a tensor's columns; torch copies fastest from a contiguous source."""
     return packed.contiguous().t().contiguous()

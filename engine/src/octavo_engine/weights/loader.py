@@ -48,7 +48,7 @@ _TEXT_PREFIXES = {
     **{prefix: prefix for prefix in ("model.embed_tokens.", "model.layers.", "model.norm.")},
 }
 
-#: vLLM's names for scales of a layer's KV cache, with the number of the layer: of K, of V, or one for both.
+#: vLLM's names for KV cache scales, for K, for V, or for both, with the number of the layer.
 _CACHE_SCALE = re.compile(r"\b(\d+)\.\w+\.(?:(?:\w+\.)?(kv|k|v)_scale|([kv])_proj\.output_scale)$")
 
 
@@ -83,9 +83,9 @@ def iter_weights(
     skipped: Container[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
-    """Yield (name, tensor). `dtype`: of tensors of GGUF and of expanded ones, by default float32 if quantised; others
-    keep their dtype. `blocks`, `groups`: names of quantised tensors that are yielded as `QuantisedTensor` and as
-    `GroupTensor`. `skipped`: names of modules to leave out.
+    """Yield (name, tensor). `dtype`: dtype of GGUF's and of expanded tensors (default: float32, if they are quantised);
+    other tensors keep their dtype. `blocks`, `groups`: names of quantised tensors to yield as `QuantisedTensor` and as
+    `GroupTensor`. `skipped`: names of modules to omit.
 
     A yielded tensor may be kept, but not changed in place (it can be a mapped file). Raises StartupError.
     """
@@ -101,7 +101,7 @@ def iter_weights(
 
 
 def tower_weights(files: ModelFiles) -> dict[str, Any]:
-    """Return the tensors of a multimodal checkpoint's other parts; `[...]` reads one of a safetensors file."""
+    """Return the tensors of a multimodal checkpoint outside its text part; `[...]` reads one of a safetensors file."""
     if files.load_format == "safetensors":
         pairs: Iterable[tuple[str, Any]] = (
             pair for path in files.weight_files for pair in lazy_safetensors(path, advance=lambda _: None)
@@ -123,7 +123,7 @@ def read_quantised_layers(files: ModelFiles, *, log: bool = False) -> dict[str, 
 
 
 def read_cache_scales(files: ModelFiles) -> dict[int, tuple[float, float]]:
-    """Return the scales of K and V in an FP8 cache, by layer; {} for an unquantised checkpoint. Raises StartupError."""
+    """Return each layer's scales of K and V for an FP8 cache; {} for an unquantised checkpoint. Raises StartupError."""
     found: dict[int, dict[str, float]] = {}
     for name, tensor in {} if files.quantisation is None else _text_tensors(files).items():
         match = _CACHE_SCALE.search(name)
@@ -203,7 +203,7 @@ def _index(files: ModelFiles) -> dict[str, set[str]]:
 
 
 def _module(name: str) -> str:
-    """Return the name of the module that has a tensor or a part of a quantised weight."""
+    """Return the name of the module to which a tensor, or a part of a quantised weight, belongs."""
     module, found, _ = name.partition(".weight.")
     return module if found else name.rpartition(".")[0]
 
@@ -233,7 +233,7 @@ def loading_bar(*, always: bool = False) -> Iterator[Progress]:
 
 
 class StoredTensor(Protocol):
-    """`type`: of the blocks in which the tensor may stay in memory; None: `format_name` must be expanded."""
+    """`type`: GGUF type of the blocks in which the tensor may stay in memory; None: it must be expanded."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -249,7 +249,7 @@ class StoredTensor(Protocol):
 
 
 def group_format(info: StoredTensor) -> GroupFormat | None:
-    """Return the format in groups in which a tensor may stay in memory; None if it has none."""
+    """Return the group format in which a tensor may stay in memory; None: it cannot stay in groups."""
     if isinstance(info, QuantisedLayer):
         return info.group_format
     return None if info.type is None else GROUP_FORMATS.get(info.type.name)

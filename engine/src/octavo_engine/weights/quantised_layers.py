@@ -1,9 +1,9 @@
 """Reads the layers of quantised checkpoints: as groups or blocks without any rounding, or expanded.
 
-Groups keep codes and scales as they are. Blocks of GGUF's types hold integers, scale * (code - zero): 4 bits with a
-zero point of 8 are Q4_0's, other zero points give signed numbers of 5 bits (Q5_0), and 8 bits with 128 are Q8_0's. The
-scale of a group is repeated in its blocks. If groups mix inputs (act-order), the inputs are sorted by group, and the
-layer gathers them in this order.
+Groups keep codes and scales as they are. Blocks of GGUF hold integers: a weight is scale * (code - zero point). 4-bit
+codes with a zero point of 8 become Q4_0; other zero points give signed 5-bit numbers, Q5_0; 8-bit codes with 128 become
+Q8_0. A group's scale is repeated in its blocks. If groups are not consecutive inputs (act-order), inputs are sorted by
+group, and the layer gathers its input in this order.
 """
 
 import logging
@@ -43,16 +43,16 @@ FORMATS: dict[str, tuple[LayerFormat, ...]] = {
     "float-quantized": FP8_FORMATS,
     **BITSANDBYTES_FORMATS,
 }
-#: Bits, and whether all zero points are equal -> the type of the blocks that hold such weights.
+#: (bits, whether all zero points are equal) -> GGUF type of the blocks that can hold such weights.
 _TYPES = {(4, True): GGML_TYPES[2], (4, False): GGML_TYPES[6], (8, True): GGML_TYPES[8]}
 _BLOCK = 32
-#: Names of a format's codes -> codes of groups; `_INTEGERS` has those of integers.
+#: Name of a `LayerFormat`'s codes -> codes of a group format; `_INTEGERS` lists integer codes.
 _GROUP_CODES: dict[str, Codes] = {"e4m3": "e4m3", "nf4": "table4", "fp4": "table4", "int8": "int8"}
 _INTEGERS: dict[tuple[int, bool], Codes] = {(4, True): "int4", (4, False): "int4", (8, True): "int8"}
 _SCALE_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16}
-#: Weights that are unpacked at a time, so that they stay in a core's cache; AWQ packs eight outputs.
+#: Number of weights to unpack at a time, which fit into a core's cache; number of outputs that AWQ packs together.
 _SLICE, _OUTPUTS = 2**18, 8
-#: Moves the lowest bits of eight bytes, as one number, into its highest byte by a multiplication.
+#: A product with this number collects the lowest bits of eight bytes in the highest byte.
 _SHIFTED_ONES = 0x0102040810204080
 #: Dtypes of tensors that need no scales.
 _UNSCALED = (*FLOATS, "F64")
@@ -62,11 +62,11 @@ _CACHE_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "output_scale", "k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedLayer:
-    """A layer as its header describes it. `parts`: its tensors' names in the checkpoint, without the layer's name.
+    """A layer, as its header describes it. `parts`: names of its tensors, without the layer's name.
 
-    `scale_type`: the dtype of its scales in the file. `has_exact_scales`: returns True if blocks, whose scales are
-    fp16, can hold the scales exactly. `has_order`: returns True if groups mix inputs. `read_shape`: returns shape and
-    group size where only a tensor has them.
+    `scale_type`: dtype of the scales in the file. `has_exact_scales`: returns whether blocks, whose scales are fp16,
+    can hold the scales exactly. `has_order`: returns whether groups are not consecutive inputs. `read_shape`: returns
+    shape and group size, if only a tensor has them.
     """
 
     name: str
@@ -93,7 +93,7 @@ class QuantisedLayer:
 
     @property
     def group_format(self) -> GroupFormat | None:
-        """The format of `_Unpacked.grouped`; None unless a row is whole groups, each a multiple of 32 inputs."""
+        """The format for `_Unpacked.grouped`; None unless rows are whole groups of a multiple of 32 inputs."""
         integers, config = self.format.codes == "int", self.config
         codes = _INTEGERS.get((config.bits, config.symmetric)) if integers else _GROUP_CODES[self.format.codes]
         (_, size), group_size = (self.shape, self.group_size) if self.read_shape is None else self.read_shape()
@@ -120,8 +120,8 @@ class QuantisedLayer:
 def quantised_layers(
     config: QuantisedConfig, headers: Mapping[str, SafeTensor], read: Callable[[str], Tensor] | None = None
 ) -> dict[str, QuantisedLayer]:
-    """Return the layers by the names of their weights. `read`: reads a tensor; None: assume that blocks can hold all
-    scales, and that inputs are in order.
+    """Return the layers by the names of their weights. `read`: reads a tensor. None: assume that blocks can hold all
+    scales, and that groups are consecutive inputs.
 
     Raises StartupError for missing parts and wrong shapes.
     """
@@ -181,7 +181,7 @@ def _is_quantised(parts: Mapping[str, SafeTensor]) -> bool:
 
 
 def log_settings(config: QuantisedConfig, names: Iterable[str]) -> None:
-    """Warn if no tensor matches the list of unquantised layers; log that the checkpoint expects a quantised KV
+    """Warn if no tensor matches the list of unquantised layers; log if the checkpoint was made for a quantised KV
     cache."""
     known = [*names, "lm_head."]  # a tied head has no tensor
     if config.ignored and not any(part.startswith("re:") or part in name for part in config.ignored for name in known):
@@ -229,7 +229,7 @@ def iter_quantised(
     blocks: Container[str],
     groups: Container[str] = (),
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
-    """Yield each layer's weight once all its parts were read, in blocks or groups if `blocks` or `groups` names it."""
+    """Yield each layer's weight once its parts are read, in blocks or groups if `blocks` or `groups` lists it."""
     names = _part_names(layers)
     waiting: dict[str, dict[str, Tensor]] = {}
     for given, tensor in tensors:
@@ -351,8 +351,8 @@ class _Unpacked:
         return (slice(first, min(first + count, out)) for first in range(0, out, count))
 
     def _order(self, unit: int) -> Tensor | None:
-        """Return the order of the inputs by group; None: as in the checkpoint. `unit`: inputs that share a scale in
-        memory."""
+        """Return the inputs' order by group; None: they are sorted already. `unit`: number of inputs that share a scale
+        in memory."""
         order = None if _is_sorted(self.groups) else self.groups.argsort(stable=True)
         counts = self.groups.bincount()
         if bool((counts % unit != 0).any()):
@@ -392,7 +392,7 @@ def _in_order(codes: Tensor, order: Tensor | None) -> Tensor:
 def signed_blocks(
     values: Int8[Tensor, "out blocks 32"], scales: Float16[Tensor, "out blocks"], block_format: QuantisedFormat
 ) -> UInt8[Tensor, "out row_bytes"]:
-    """Return rows of blocks. Values are in [-8, 7] for Q4_0, in [-16, 15] for Q5_0."""
+    """Return rows packed in blocks. Values must be in [-8, 7] for Q4_0, and in [-16, 15] for Q5_0."""
     parts = [scales.contiguous().view(torch.uint8).view(*scales.shape, 2)]
     if block_format.name == "Q8_0":
         parts.append(values.view(torch.uint8))
