@@ -23,7 +23,7 @@ TRUSTED = {
     ("octavo_engine/process/messages.py", "refusal"): "the front end has encoded it",
     ("octavo_engine/text/split_points.py", "from_tokenizer"): "tokenizers has parsed it, which limits its depth",
     ("octavo_engine/text/token_bytes.py", "_decoder_steps"): "tokenizers has written it",
-    ("octavo_server/cli/route_workers.py", "read_worker_config"): "the supervisor has written it",
+    ("octavo_server/cli/route.py", "read_worker_config"): "the supervisor has written it",
     ("octavo_server/client/chunks.py", "decode_chunk"): "its callers handle the error",
     ("octavo_server/kv/card.py", "read_card"): "tools read the card of their own server",
     ("octavo_server/router/fleet/discovery/kubernetes.py", "_follow"): "the API server limits the depth",

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo_server.output_parsing.events import join_events, merge_adjacent
 from octavo_server.output_parsing.reasoning_parser import ReasoningParser
-from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
+from octavo_server.output_parsing.tool_use import NamedToolParser, RequiredToolParser
 from octavo_testing.parsing import numbered_ids, parse_chunks
 
 NAMES = frozenset({"f", "g"})

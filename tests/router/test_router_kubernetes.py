@@ -7,8 +7,12 @@ import msgspec
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.backoff import Backoff
-from octavo_server.router.fleet.discovery.endpoint_slices import EndpointSlice, endpoints_of
-from octavo_server.router.fleet.discovery.kubernetes import ClusterAccess, KubernetesDiscovery
+from octavo_server.router.fleet.discovery.kubernetes import (
+    ClusterAccess,
+    EndpointSlice,
+    KubernetesDiscovery,
+    endpoints_of,
+)
 from octavo_server.router.fleet.endpoint import Endpoint
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.kv_stream_client import FollowSettings

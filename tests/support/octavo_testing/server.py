@@ -35,8 +35,7 @@ from octavo_engine.wire.records import (
 )
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import MemoryTag, tags_of_level, tags_to_wake
-from octavo_server.api.app import build_app
-from octavo_server.api.server import ApiServer
+from octavo_server.api.app import ApiServer, build_app
 from octavo_server.config import ServerConfig
 from openai import AsyncOpenAI
 

@@ -8,10 +8,8 @@ import pytest
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
 from octavo_engine.wire.errors import StartupError
-from octavo_server.bench.arrivals import ArrivalProcess, RampUp
-from octavo_server.bench.datasets import check_dataset
-from octavo_server.bench.options import parse_options
-from octavo_server.bench.sample_files import burstgpt_samples, custom_samples, sharegpt_samples
+from octavo_server.bench.datasets import burstgpt_samples, check_dataset, custom_samples, sharegpt_samples
+from octavo_server.bench.options import ArrivalProcess, RampUp, parse_options
 from octavo_server.bench.samples import (
     InvalidDataset,
     PrefixRepetitionOptions,

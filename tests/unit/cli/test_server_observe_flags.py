@@ -7,7 +7,7 @@ from octavo_engine.settings.declare import all_settings
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.declared_flags import from_environment, record_of
 from octavo_server.cli.main import build_parser
-from octavo_server.cli.vllm_environment import READY_TIMEOUT, SERVER_VARIABLES, unused_server_variables
+from octavo_server.cli.vllm_flags import READY_TIMEOUT, SERVER_VARIABLES, unused_server_variables
 from octavo_server.config import HttpSettings, ServerConfig
 from octavo_server.router.settings import RouterSettings
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from octavo_server.cli.config_file import normalise_flags
 from octavo_server.cli.main import build_parser
 from octavo_server.cli.serve import engine_config_of, server_config_of
-from octavo_server.cli.spellings import normalise_flags
 
 KNOWN = {"--max-model-len", "--config-json", "--stop", "-c"}
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 from octavo_server.output_parsing.events import join_events
-from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
+from octavo_server.output_parsing.tool_use import NamedToolParser, RequiredToolParser
 from octavo_testing.parsing import assert_same_for_all_splits, numbered_ids, parse_chunks
 
 NAMES = frozenset({"f", "g"})

@@ -7,8 +7,8 @@ from octavo_engine.grammar.schema import SchemaBounds
 from octavo_engine.grammar.source import GrammarSource
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.structured import StructuredOutputs
-from octavo_server.output_parsing.required_tool import RequiredToolParser
 from octavo_server.output_parsing.tool_grammar import arguments_part, calls_shape
+from octavo_server.output_parsing.tool_use import RequiredToolParser
 from octavo_testing.grammars import BOUNDS, accepts
 
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"

@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 from octavo_server.router.prompts import prompt as estimate_module
-from octavo_server.router.prompts.chat_fields import ChatFields
 from octavo_server.router.prompts.prompt import estimate
+from octavo_server.router.prompts.prompt_hasher import ChatFields
 
 MIB = 2**20
 

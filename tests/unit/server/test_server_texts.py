@@ -9,7 +9,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ReadyInfo
 from octavo_engine.wire.records import EngineStats
 from octavo_server.cli.banner import banner
-from octavo_server.cli.stats_log import describe
+from octavo_server.cli.serve import describe_stats
 from octavo_server.config import ServerConfig
 
 
@@ -65,7 +65,7 @@ def test_load_line_shows_rates_and_cache_use():
         prompt_tokens=300, generation_tokens=150, prefix_cache_queries=300, prefix_cache_hits=110, running=2, waiting=1,
         in_use_blocks=25, total_blocks=100,
     )  # fmt: skip
-    assert describe(before, after, 10.0) == (
+    assert describe_stats(before, after, 10.0) == (
         "prompt 20.0 tokens/s, generation 10.0 tokens/s, running 2, waiting 1, KV cache 25.0%, prefix hits 50.0%"
     )
-    assert describe(after, after, 10.0).endswith("prefix hits 0.0%")
+    assert describe_stats(after, after, 10.0).endswith("prefix hits 0.0%")

@@ -1,11 +1,15 @@
 """Builds the HTTP application around one engine client: routes, error handlers and middleware.
 
-FastAPI provides routing and documentation; bodies, errors and responses are handled by this package.
+FastAPI provides routing and documentation; bodies, errors and responses are handled by this package. `ApiServer` serves
+the application, and stops with a non-zero exit code when the engine core has died.
 """
 
+import asyncio
 import hashlib
+import logging
+import socket
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -36,23 +40,26 @@ from octavo_server.api import (
 from octavo_server.api.context import ApiContext
 from octavo_server.api.dialects import messages, responses
 from octavo_server.api.openapi import document
-from octavo_server.config import ServerConfig
+from octavo_server.config import ServerConfig, TlsSettings
 from octavo_server.engine_client import EngineClient
 from octavo_server.http.access import AccessMiddleware, access_policy
 from octavo_server.http.lifecycle import DrainMiddleware
 from octavo_server.http.request_id import RequestIdMiddleware, id_headers
 from octavo_server.http.responses import log_failure
+from octavo_server.http.server import DrainingServer
 from octavo_server.http_metrics import HttpMetricsMiddleware
 from octavo_server.json_responses import error_reply
 from octavo_server.kv.card import model_card, write_card
 from octavo_server.kv.publisher import KVPublisher
 from octavo_server.openai.errors import MalformedRequest, WrongRunner
 from octavo_server.openai.rendering import RenderDefaults
+from octavo_server.supervise import cancel_tasks, supervised
 from octavo_server.telemetry import Telemetry
 from octavo_server.watchdog import StallDetector
 
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
+
 
 #: Routes of models that generate text, and of embedding models. Routes of the other kind answer 404 with the reason.
 GENERATING = (chat, chat_batch, completions, responses, messages, invocations, render)
@@ -68,6 +75,9 @@ MODULES = (
     admin,
     kv,
 )
+logger = logging.getLogger(__name__)
+
+HEALTH_EVERY_S = 1.0
 
 
 def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
@@ -186,3 +196,50 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         error = MalformedRequest(str(error))
     path = request.scope["path"]
     return error_reply(error, id_headers(path, request_id), path=path)
+
+
+def _tls_options(tls: TlsSettings) -> dict[str, Any]:
+    """Settings of `uvicorn.Config`."""
+    if tls.ssl_certfile is None:
+        return {}
+    ciphers = {} if tls.ssl_ciphers is None else {"ssl_ciphers": tls.ssl_ciphers}
+    return {
+        "ssl_certfile": tls.ssl_certfile,
+        "ssl_keyfile": tls.ssl_keyfile,
+        "ssl_ca_certs": None if tls.ssl_ca_certs is None else str(tls.ssl_ca_certs),
+        "ssl_cert_reqs": tls.ssl_cert_reqs,
+        **ciphers,
+    }
+
+
+class ApiServer(DrainingServer):
+    def __init__(self, app: FastAPI, config: ServerConfig) -> None:
+        self._context: ApiContext = app.state.context
+        http = self._context.telemetry.http
+        super().__init__(
+            app, config, self._context.lifecycle, on_refused_head=http.record_refused_head, **_tls_options(config.tls)
+        )
+        self.engine_died = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._tasks.append(supervised("updating the health", self._update_health))
+
+    async def on_tick(self, counter: int) -> bool:
+        """Stop the server if the engine core has died. An exception here would end the server."""
+        if self._context.client.is_dead:
+            self.engine_died = True
+            self.should_exit = True
+            logger.error("the process of the engine core has ended; stopping the server")
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._context.kv.close("the replica is shutting down")
+        await super().shutdown(sockets)
+        await cancel_tasks(self._tasks)
+
+    async def _update_health(self) -> None:
+        while True:
+            self._context.update_health()
+            await asyncio.sleep(HEALTH_EVERY_S)

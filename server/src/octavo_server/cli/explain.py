@@ -3,7 +3,8 @@
 The first row of a decision is the chosen replica; the other candidates follow, cheapest first. Costs are milliseconds
 to the first token; "delay" is the delay that the request causes for other requests. With --follow the router is polled
 for decisions whose requests have ended since the last poll, more often if there are many. Decisions that the router
-dropped between two polls are counted.
+dropped between two polls are counted. `octavo explain infsvc` calls the operator's package, which reads the cluster and
+explains conditions.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from octavo_server.cli.chat_flags import key_of
+from octavo_server.cli.plugins import operator_plugin
 from octavo_server.client.api import ApiClient, ApiFailure, Unreachable, normalise_url
 from octavo_server.config import ADMIN_SECRET_VARIABLE, SECRET_VARIABLE
 from octavo_server.http.router_secret import SECRET_HEADER
@@ -193,3 +195,19 @@ def _aligned(name: str, cell: str, width: int) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
+
+
+def explain_infsvc(args: argparse.Namespace) -> int:
+    if args.name is not None and args.all_namespaces:
+        print("octavo: NAME and -A can't be combined: leave -A out, and give the namespace with -n.", file=sys.stderr)
+        return 2
+    explain = operator_plugin("explain", command="octavo explain infsvc")
+    code: int = explain(
+        args.name,
+        namespace=args.namespace,
+        all_namespaces=args.all_namespaces,
+        kubeconfig=args.kubeconfig,
+        context=args.context,
+        as_json=args.output == "json",
+    )
+    return code

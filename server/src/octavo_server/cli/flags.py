@@ -1,6 +1,9 @@
-"""Flags of `octavo serve`, with vLLM's names and defaults; `vllm_flags` adds vLLM's other flags."""
+"""Flags of `octavo serve`, with vLLM's names and defaults; `vllm_flags` adds vLLM's other flags. `octavo up` has flags
+of its own and those of `octavo serve`, which apply to each engine.
+"""
 
 import argparse
+import shlex
 from dataclasses import dataclass
 
 from octavo_engine.settings.config import EngineConfig
@@ -41,3 +44,25 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     add_flags(parser, EngineConfig, ServerConfig)
     add_vllm_flags(parser)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpFlags(Declared):
+    file: str | None = setting(
+        None,
+        "File with InferenceServices (-: standard input) to run on this machine, instead of MODEL.",
+        group="platform",
+        flags=("-f",),
+        metavar="MANIFEST",
+    )
+    replicas: int = setting(2, "Number of engines.", ge=1, le=64)
+    router_args: tuple[str, ...] = setting(
+        (),
+        "Flags for the router (`octavo route`), as one string after `=`: --router-args='--workers 2'.",
+        parse=shlex.split,
+    )
+
+
+def add_up_flags(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, UpFlags)
+    add_server_flags(parser)

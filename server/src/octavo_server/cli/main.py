@@ -43,7 +43,7 @@ COMMANDS: dict[str, CommandSpec] = {
         "Serve a model by several engines on this machine, behind the router. Ctrl-C stops them all. The options of "
         "`octavo serve` apply to each engine.",
         "octavo_server.cli.up:up",
-        "octavo_server.cli.up_flags:add_up_flags",
+        "octavo_server.cli.flags:add_up_flags",
         usage="octavo up [MODEL] [--replicas N] [options]",
     ),
     "route": CommandSpec(
@@ -95,7 +95,7 @@ COMMANDS: dict[str, CommandSpec] = {
                 "that is not True, the meaning of that condition, the remedy, the pods with their last log lines, and "
                 "the latest events. Without NAME, show a table of all services. The exit code is 0 if all shown "
                 "services are Ready.",
-                "octavo_server.cli.explain_infsvc:explain_infsvc",
+                "octavo_server.cli.explain:explain_infsvc",
                 "octavo_server.cli.explain_flags:add_infsvc_flags",
             ),
         },

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.engine_args import resolve_config
 from octavo_engine.sources.hub import set_hub_token
 from octavo_engine.wire.errors import StartupError
+from octavo_engine.wire.records import EngineStats
 
 from octavo_server.access_log import skip_probes
 from octavo_server.api.adapter_file import AdapterFileFollower
@@ -34,15 +35,16 @@ from octavo_server.cli.server_checks import (
     check_usage_log,
     template_warning,
 )
-from octavo_server.cli.stats_log import log_stats
 from octavo_server.cli.tracers import tracer_of
-from octavo_server.cli.vllm_environment import (
+from octavo_server.cli.vllm_flags import (
     READY_TIMEOUT,
     READY_TIMEOUT_VARIABLE,
     allows_adapter_updates,
+    check_server_arguments,
+    unused_flags,
     unused_server_variables,
+    vllm_arguments,
 )
-from octavo_server.cli.vllm_flags import check_server_arguments, unused_flags, vllm_arguments
 from octavo_server.config import ServerConfig
 from octavo_server.http.listener import allow_connections, bind, bound_unix
 from octavo_server.http.server import SIGNALS, ProbeServer
@@ -52,7 +54,9 @@ from octavo_server.supervise import cancel_tasks, supervised
 if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
+
 logger = logging.getLogger("octavo")
+STATS_INTERVAL_S = 10.0
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -121,8 +125,7 @@ async def _serve(
         await importing
         if engine is None:
             return 0
-        from octavo_server.api.app import build_app
-        from octavo_server.api.server import ApiServer
+        from octavo_server.api.app import ApiServer, build_app
         from octavo_server.cli.banner import banner
 
         tasks: list[asyncio.Task[None]] = []
@@ -172,8 +175,7 @@ async def _serve_headless(engine_config: EngineConfig, config: ServerConfig, soc
 
 def _import_api() -> None:
     """Import FastAPI and all schemas, which takes over a second, while the engine starts in its own process."""
-    import octavo_server.api.app
-    import octavo_server.api.server  # noqa: F401
+    import octavo_server.api.app  # noqa: F401
 
 
 async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> AsyncLLM | None:
@@ -198,3 +200,25 @@ async def _start_unless_stopped(config: EngineConfig, log_format: LogFormat) -> 
     finally:
         for sig in SIGNALS:
             loop.remove_signal_handler(sig)
+
+
+async def log_stats(stats: Callable[[], EngineStats], interval_s: float = STATS_INTERVAL_S) -> None:
+    """Log load and throughput of each interval in which the engine has taken steps."""
+    previous = replace(stats())
+    while True:
+        await asyncio.sleep(interval_s)
+        latest = replace(stats())
+        if latest.steps != previous.steps:
+            logger.info(describe_stats(previous, latest, interval_s))
+        previous = latest
+
+
+def describe_stats(previous: EngineStats, latest: EngineStats, interval_s: float) -> str:
+    prompt_rate = (latest.prompt_tokens - previous.prompt_tokens) / interval_s
+    generation_rate = (latest.generation_tokens - previous.generation_tokens) / interval_s
+    queries = latest.prefix_cache_queries - previous.prefix_cache_queries
+    hits = latest.prefix_cache_hits - previous.prefix_cache_hits
+    return (
+        f"prompt {prompt_rate:.1f} tokens/s, generation {generation_rate:.1f} tokens/s, running {latest.running}, "
+        f"waiting {latest.waiting}, KV cache {latest.kv_usage:.1%}, prefix hits {hits / queries if queries else 0:.1%}"
+    )

@@ -27,8 +27,8 @@ from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.banner import CHAT, EMBEDDINGS, example_command
 from octavo_server.cli.config_file import CONFIG_FLAG
 from octavo_server.cli.declared_flags import add_flags, flags_of
+from octavo_server.cli.flags import UpFlags
 from octavo_server.cli.serve import engine_config_of, server_config_of
-from octavo_server.cli.up_flags import UpFlags
 from octavo_server.cli.up_manifest import ManifestServices, parse_service, read_manifest, write_key_files
 from octavo_server.config import HttpSettings, ServerConfig, TlsSettings
 from octavo_server.http.listener import LOOPBACK, ReservedPorts

@@ -1,25 +1,36 @@
 """Flags of `vllm serve` for which Octavo has no setting: accepted, if no output depends on them, or refused.
 
 The engine's are listed in `octavo_engine.settings.vllm`, the HTTP server's here. A start names those without effect.
+The environment variables of `vllm serve` that `octavo serve` and `octavo route` read are listed here too.
 """
 
 import argparse
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from octavo_engine.log_format import LOGGING_LEVELS
+from octavo_engine.settings.arg_types import seconds
+from octavo_engine.settings.declare import Setting, all_settings
 from octavo_engine.settings.speculative import unused_fields
 from octavo_engine.settings.vllm import (
     ALWAYS_ON,
     ENGINE_ARGUMENTS,
+    ENGINE_VARIABLES,
+    LOGGING_LEVEL,
     OLD_SWITCH,
     SETTING,
     SWITCH,
     VllmArgument,
     describe_unused,
     find_unused,
+    unused_variables,
 )
+from octavo_engine.wire.errors import StartupError
+
+from octavo_server.config import ServerConfig
 
 _NO_PLUGIN: dict[str, Any] = {"missing": "the server runs no code of others."}
 _OFF = VllmArgument(fulfilled=(False,), is_switch=True)
@@ -46,6 +57,11 @@ SERVER_ARGUMENTS: dict[str, VllmArgument] = {
 }
 
 TABLE: Mapping[str, VllmArgument] = ENGINE_ARGUMENTS | SERVER_ARGUMENTS
+READY_TIMEOUT_VARIABLE = "VLLM_ENGINE_READY_TIMEOUT_S"
+READY_TIMEOUT = Setting(text="Most seconds until the engine is ready.", parse=seconds, env=(READY_TIMEOUT_VARIABLE,))
+ADAPTERS_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+_DECLARED = {name for declared in all_settings(ServerConfig) for name in declared.env if name.startswith("VLLM_")}
+SERVER_VARIABLES = ENGINE_VARIABLES | {READY_TIMEOUT_VARIABLE, ADAPTERS_VARIABLE} | _DECLARED
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,3 +113,15 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def unused_server_variables() -> list[str]:
+    """Log lines about variables of vLLM without effect: one line, or none. Raises StartupError for a wrong level."""
+    level = os.environ.get(LOGGING_LEVEL, "INFO")
+    if level.upper() not in LOGGING_LEVELS:
+        raise StartupError(f"${LOGGING_LEVEL} is {level!r}: set it to one of {', '.join(LOGGING_LEVELS)}, or unset it.")
+    return unused_variables(os.environ, SERVER_VARIABLES)
+
+
+def allows_adapter_updates() -> bool:
+    return os.environ.get(ADAPTERS_VARIABLE, "").strip().lower() in ("1", "true")

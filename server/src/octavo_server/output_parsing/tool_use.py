@@ -11,10 +11,16 @@ from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
 from octavo_server.output_parsing.llama3_json import KEY
-from octavo_server.output_parsing.required_tool import NamedToolParser, RequiredToolParser
+from octavo_server.output_parsing.streaming_parser import Steps
 from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS, ToolCallFormat, new_call_id
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
-from octavo_server.output_parsing.tool_grammar import CallNotation, arguments_part, begins_as_call, calls_shape
+from octavo_server.output_parsing.tool_grammar import (
+    CallNotation,
+    arguments_part,
+    begins_as_call,
+    calls_shape,
+    json_call,
+)
 
 AUTO_IS_OFF = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
@@ -22,6 +28,42 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NAME_RULE = "1 to 128 characters of letters, digits, '_', '-' and '.'"
 
 Mode = Literal["none", "auto", "required", "named"]
+
+
+class RequiredToolParser(ToolCallParser):
+    """Parses an answer that a grammar (`tool_grammar`) forces to be a JSON list of calls: `tool_choice` "required"."""
+
+    notations = (CallNotation(before='"[" ws', call=json_call("parameters"), between='ws "," ws', after='ws "]"'),)
+
+    def parse_calls(self) -> Steps[None]:
+        yield from self.skip_space()
+        if not (yield from self.parse_json_calls()):
+            self._pos = self._kept
+        yield from self.emit_rest_as_text()
+
+
+class NamedToolParser(ToolCallParser):
+    """Parses an answer that a grammar forces to be the JSON object of the arguments of the tool `name`."""
+
+    def __init__(self, new_id: Callable[[], str], name: str) -> None:
+        super().__init__(new_id, frozenset({name}))
+        self._name = name
+
+    def parse_calls(self) -> Steps[None]:
+        yield from self.skip_space()
+        if (yield from self._has_arguments()):
+            self.start_call(self._name)
+            yield from self.parse_arguments()
+        yield from self.emit_rest_as_text()
+
+    def _has_arguments(self) -> Steps[bool]:
+        """False if the text ends at the opening brace: an answer of one token is no call."""
+        start = self._pos
+        yield from self.accept_token("{")
+        yield from self.skip_space()
+        ahead = yield from self.peek_char()
+        self._pos = start
+        return bool(ahead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 from jinja2 import nodes
 from octavo_engine.text.sandbox import template_environment
 from octavo_engine.text.split_points import SafeSplitter
@@ -21,9 +22,12 @@ from pydantic import ValidationError
 from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.config import RequestLimits
 from octavo_server.kv.card import KVModelCard
+from octavo_server.openai.chat import ChatCompletionRequest, ChatMessage
 from octavo_server.openai.completion import CompletionRequest
 from octavo_server.openai.limits import check_counts
 from octavo_server.openai.rendering import (
+    NO_DEFAULTS,
+    TEMPLATE_FIELDS,
     RenderDefaults,
     RenderOptions,
     render_conversation,
@@ -32,9 +36,9 @@ from octavo_server.openai.rendering import (
 )
 from octavo_server.openai.request_parser import validate_request
 from octavo_server.openai.responses import ResponsesRequest
-from octavo_server.router.prompts.chat_fields import ChatFields
 from octavo_server.router.prompts.hash_chain import PromptHashCache
 from octavo_server.router.prompts.prompt import Kind, Prompt, affinity_of, estimate, num_outputs, output_limit
+from octavo_server.router.prompts.two_queue_cache import TwoQueueCache
 
 DEFAULT_LIMITS = RequestLimits()
 #: Kinds of requests that become chat requests.
@@ -48,6 +52,17 @@ MAX_CHARS_PER_TOKEN = 32
 _PROBE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"})
 
 Blocks = tuple[Sequence[int], int]
+_OPTIONS = frozenset(
+    {
+        *("tools", "tool_choice", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+        "add_special_tokens",
+    }
+).union(TEMPLATE_FIELDS)
+#: Most bytes of memory for each byte of a cache key: 1 for the byte, 4 for a character of text in the cached value.
+WIDEST_TEXT = 1 + 4
+#: Most bytes of memory for each JSON value: an empty object takes 64 bytes, its place in a list 8.
+VALUE_BYTES = 100
+_to_json = msgspec.json.Encoder().encode
 
 
 class PromptHasher:
@@ -180,3 +195,49 @@ def _num_tokens(blocks: Blocks) -> int:
 
 def _reads_cache(body: Mapping[str, Any]) -> bool:
     return not body.get("skip_reading_prefix_cache") and body.get("prompt_logprobs") is None
+
+
+class ChatFields:
+    """Reads the conversation and the rendering options from the body of a chat request. `defaults`: the replicas'.
+
+    The schema (`openai.chat`) validates each distinct message and each distinct set of options once; the results are
+    cached under their JSON.
+    """
+
+    def __init__(self, *, max_bytes: int, defaults: RenderDefaults = NO_DEFAULTS) -> None:
+        self._defaults = defaults
+        self._plain = RenderOptions(kwargs=defaults.kwargs)
+        self._messages: TwoQueueCache[bytes, dict[str, Any]] = TwoQueueCache(max_bytes)
+        self._options: TwoQueueCache[bytes, RenderOptions] = TwoQueueCache(max_bytes)
+
+    def options(self, body: Mapping[str, Any]) -> RenderOptions:
+        """Rendering options of a chat request. Raises InvalidRequest or ValidationError if they are invalid."""
+        if _OPTIONS.isdisjoint(body):
+            return self._plain
+        given = {name: body[name] for name in _OPTIONS if name in body}
+        key = _to_json(given)
+        known = self._options.get(key)
+        if known is None:
+            known = render_options(validate_request({"messages": [], **given}, ChatCompletionRequest), self._defaults)
+            self._options.put(key, known, _size(key))
+        return known
+
+    def conversation(self, messages: object) -> list[dict[str, Any]]:
+        """Messages as the template gets them. Raises InvalidRequest or ValidationError if they are invalid."""
+        if not isinstance(messages, list):
+            raise InvalidRequest("messages must be a list.", param="messages")
+        return [self._read(message) for message in messages]
+
+    def _read(self, message: object) -> dict[str, Any]:
+        key = _to_json(message)
+        known = self._messages.get(key)
+        if known is None:
+            known = ChatMessage.model_validate(message).model_dump(exclude_none=True)
+            self._messages.put(key, known, _size(key))
+        return known
+
+
+def _size(key: bytes) -> int:
+    """Upper estimate in bytes of a JSON key and of the values that were parsed from it."""
+    num_values = sum(map(key.count, (b",", b"[", b"{")))
+    return WIDEST_TEXT * len(key) + VALUE_BYTES * num_values

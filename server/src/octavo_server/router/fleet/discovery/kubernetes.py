@@ -4,13 +4,16 @@ The client speaks plain HTTP as the API's documentation describes: the watch beg
 bookmarks advance it, and after 410 Gone the slices are listed again. Failures are retried with a back-off; meanwhile
 the replicas stay unchanged, so an unreachable API server removes no replica. The token and the CA are read for each
 connection, as the kubelet replaces both.
+
+Slices also list pods that aren't ready: the router follows their KV streams, so that their blocks are known when they
+become ready. An endpoint without the condition `ready` counts as ready.
 """
 
 import asyncio
 import logging
 import os
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +22,7 @@ import msgspec
 from octavo_engine.wire.errors import StartupError
 
 from octavo_server.backoff import Backoff
-from octavo_server.router.fleet.discovery.endpoint_slices import (
-    SERVICE_LABEL,
-    EndpointSlice,
-    SliceList,
-    Status,
-    WatchEvent,
-    endpoints_of,
-)
+from octavo_server.router.fleet.discovery.dns import endpoint_at
 from octavo_server.router.fleet.endpoint import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -38,10 +34,89 @@ ANSWER_S = 15.0
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 GONE = 410
 
+SERVICE_LABEL = "kubernetes.io/service-name"
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+class Conditions(msgspec.Struct):
+    ready: bool | None = None
+
+
+class TargetReference(msgspec.Struct):
+    name: str = ""
+
+
+class SliceEndpoint(msgspec.Struct, rename="camel"):
+    addresses: list[str] = []
+    conditions: Conditions = msgspec.field(default_factory=Conditions)
+    target_ref: TargetReference | None = None
+
+
+class SlicePort(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+
+
+class EndpointSlice(msgspec.Struct, rename="camel"):
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    address_type: str = "IPv4"
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[SlicePort] | None = None
+
+
+class SliceList(msgspec.Struct):
+    metadata: Meta
+    items: list[EndpointSlice] | None = None
+
+
+class Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+class WatchEvent(msgspec.Struct):
+    """An event of a watch: ADDED, MODIFIED, DELETED and BOOKMARK carry a slice, ERROR a status."""
+
+    type: str
+    object: msgspec.Raw
+
+
 _read_event = msgspec.json.Decoder(WatchEvent).decode
 _read_slice = msgspec.json.Decoder(EndpointSlice).decode
 _read_list = msgspec.json.Decoder(SliceList).decode
 _read_status = msgspec.json.Decoder(Status).decode
+
+
+def endpoints_of(slices: Iterable[EndpointSlice], *, port: str, scheme: str = "http") -> frozenset[Endpoint]:
+    """Endpoints in the slices. `port`: name or number; the first port if empty. A pod in several slices counts once."""
+    places: dict[str, Endpoint] = {}
+    for piece in sorted(slices, key=lambda piece: (piece.address_type, piece.metadata.name)):
+        number = _port(piece.ports or [], port)
+        for endpoint in piece.endpoints or [] if number else []:
+            place = _place(endpoint, number, scheme)
+            if place is not None and (place.name not in places or (place.is_ready and not places[place.name].is_ready)):
+                places[place.name] = place
+    return frozenset(places.values())
+
+
+def _place(endpoint: SliceEndpoint, port: int, scheme: str) -> Endpoint | None:
+    if not endpoint.addresses:
+        return None
+    name = endpoint.target_ref.name if endpoint.target_ref else ""
+    is_ready = endpoint.conditions.ready is not False
+    return endpoint_at(scheme, endpoint.addresses[0], port, name=name, is_ready=is_ready)
+
+
+def _port(ports: list[SlicePort], wanted: str) -> int:
+    """Number of the port whose name or number is `wanted`, or of the first one if that is empty. 0 if there is none."""
+    for port in ports:
+        if port.port and wanted in ("", port.name or "", str(port.port)):
+            return port.port
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
