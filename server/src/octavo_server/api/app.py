@@ -34,7 +34,6 @@ from octavo_server.api import (
     models,
     render,
     scoring,
-    sleep,
     tokens,
 )
 from octavo_server.api.context import ApiContext
@@ -70,7 +69,6 @@ MODULES = (
     models,
     tokens,
     health,
-    sleep,
     adapters,
     admin,
     kv,

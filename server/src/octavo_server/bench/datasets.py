@@ -16,7 +16,7 @@ from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.template import load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 
-from octavo_server.bench.names import DATASETS, FILE_DATASETS
+from octavo_server.bench.flags import DATASETS, FILE_DATASETS
 from octavo_server.bench.samples import (
     Codec,
     InvalidDataset,

@@ -1,4 +1,7 @@
-"""Flags of `octavo bench serve`, with vLLM's names and defaults; --reset-prefix-cache and sweeps are additions."""
+"""Flags of `octavo bench serve`, with vLLM's names and defaults; --reset-prefix-cache and sweeps are additions.
+
+`octavo --help` imports this module, so it imports nothing that takes long.
+"""
 
 import argparse
 import math
@@ -8,13 +11,16 @@ from typing import Literal
 from octavo_engine.settings.arg_types import MAX_PORT
 from octavo_engine.settings.declare import Declared, setting
 
-from octavo_server.bench.names import DATASETS, LATENCY_NAMES
 from octavo_server.bench.samples import PrefixRepetitionOptions, RandomOptions
 from octavo_server.cli.chat_flags import SamplingFlags
 from octavo_server.cli.declared_flags import add_flags
 
 #: Sampling parameters without a flag, as the benchmark itself sets these fields.
 NO_SAMPLING = ("max_tokens", "seed", "stop")
+FILE_DATASETS = ("sharegpt", "custom", "burstgpt")
+DATASETS = ("random", "prefix_repetition", *FILE_DATASETS)
+LATENCY_NAMES = ("ttft", "tpot", "itl", "e2el")
+GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 
 
 def _above_zero(text: str, kind: type[int] | type[float]) -> float:

@@ -11,9 +11,8 @@ from typing import Literal
 
 from octavo_engine.wire.errors import StartupError
 
-from octavo_server.bench.flags import NO_SAMPLING
+from octavo_server.bench.flags import GOODPUT_NAMES, LATENCY_NAMES, NO_SAMPLING
 from octavo_server.bench.load import BenchTarget
-from octavo_server.bench.names import GOODPUT_NAMES, LATENCY_NAMES
 from octavo_server.cli.chat_flags import key_of, sampling_of
 
 
