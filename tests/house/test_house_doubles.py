@@ -1,6 +1,7 @@
 """Classes of tests and benchmarks that stand for an internal protocol have all of its members, with its parameters.
 
-A class with three methods of a protocol is taken for a double of it. Classes that inherit from a class of the product
+A class with three methods of a protocol is taken for a double of it. The part of `AsyncLLM` that the server uses counts
+as a protocol. Classes that inherit from a class of the product
 have its members.
 """
 
@@ -21,6 +22,9 @@ PARTIAL = {
     "Journal": "the runner under test allocates no cache and attends to nothing",
     "Blocks": "a cache under test moves blocks and attends to nothing",
 }
+SERVED = "AsyncLLM"
+#: A member of `AsyncLLM` that the server uses.
+USE = re.compile(r"\bclient\.([a-z]\w*)")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Members = Mapping[str, Function | None]  # None: an attribute or a property
 
@@ -104,7 +108,12 @@ def found() -> list[tuple[str, str, list[str]]]:
     names = {name for text in product for name in re.findall(r"^class (\w+)", text, re.MULTILINE)}
     nodes = [node for text in product if "Protocol)" in text for node in classes(text)]
     protocols = {node.name: members(node) for node in nodes if "Protocol" in base_names(node)}
-    doubles = Doubles(names - protocols.keys(), protocols)
+    used = {name for text in texts("server/src/octavo_server/api") for name in USE.findall(text)}
+    engine = next(
+        node for text in product if f"class {SERVED}:" in text for node in classes(text) if node.name == SERVED
+    )
+    protocols[SERVED] = {name: member for name, member in members(engine).items() if name in used}
+    doubles = Doubles(names - protocols.keys() | {SERVED}, protocols)
     return [
         (node.name, protocol, [*faults(own, wanted)])
         for node in doubles.nodes
@@ -122,6 +131,6 @@ def test_doubles_have_the_members_of_their_protocol(found):
 
 def test_doubles_are_found(found):
     pairs = {(double, protocol) for double, protocol, _ in found}
-    expected = {("PacedExecutor", "Executor"), ("ScriptedExecutor", "Executor"), ("ScriptedClient", "EngineClient")}
+    expected = {("PacedExecutor", "Executor"), ("ScriptedExecutor", "Executor"), ("ScriptedClient", SERVED)}
     assert expected <= pairs
     assert {*PARTIAL} <= {double for double, _, faults in found if faults}

@@ -22,7 +22,6 @@ LIGHT_MODULES = {
     "octavo_engine.frontend": HEAVY + SERVING,
     "octavo_engine.offline": HEAVY + SERVING,
     "octavo_server.api": HEAVY,
-    "octavo_server.engine_client": HEAVY,
     "octavo_server.openai": HEAVY,
     "octavo_server.router": HEAVY,
     "octavo_server.bench": HEAVY,

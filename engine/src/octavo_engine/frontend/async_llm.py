@@ -244,6 +244,7 @@ class AsyncLLM:
         return sum(not stream.assembly.finished for stream in self._streams.values())
 
     def core_cpu_s(self) -> float:
+        """CPU seconds that the engine core's process has used; 0 after it has ended."""
         return self._core.cpu_s()
 
     def probe_core(self) -> int:

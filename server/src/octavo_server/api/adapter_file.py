@@ -26,7 +26,7 @@ from octavo_server.http.tenants_file import load_yaml
 from octavo_server.kv.frames import AdapterFile
 
 if TYPE_CHECKING:
-    from octavo_server.engine_client import EngineClient
+    from octavo_engine.frontend.async_llm import AsyncLLM
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class AdapterFileFollower:
     def __init__(
         self,
         path: Path,
-        client: "EngineClient",
+        client: "AsyncLLM",
         *,
         taken: Collection[str],
         report: Callable[[AdapterFile], None],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.wire.errors import OctavoError
 from octavo_engine.wire.sampling import DRAW_VERSION
 from starlette.exceptions import HTTPException
@@ -40,7 +41,6 @@ from octavo_server.api.context import ApiContext
 from octavo_server.api.dialects import messages, responses
 from octavo_server.api.openapi import document
 from octavo_server.config import ServerConfig, TlsSettings
-from octavo_server.engine_client import EngineClient
 from octavo_server.http.access import AccessMiddleware, access_policy
 from octavo_server.http.lifecycle import DrainMiddleware
 from octavo_server.http.request_id import RequestIdMiddleware, id_headers
@@ -78,7 +78,7 @@ logger = logging.getLogger(__name__)
 HEALTH_EVERY_S = 1.0
 
 
-def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
+def build_app(client: AsyncLLM, config: ServerConfig, tracer: "RequestTracer | None" = None) -> FastAPI:
     shows_docs = not config.disable_fastapi_docs
     app = FastAPI(
         title="Octavo",
@@ -96,7 +96,7 @@ def build_app(client: EngineClient, config: ServerConfig, tracer: "RequestTracer
     return app
 
 
-def _add_routes(app: FastAPI, client: EngineClient) -> None:
+def _add_routes(app: FastAPI, client: AsyncLLM) -> None:
     is_embedding, name = client.frontend.model.pooling is not None, client.config.model
     reason = f"{name} generates text: start the server with --runner pooling"
     if is_embedding:
@@ -112,7 +112,7 @@ def _add_routes(app: FastAPI, client: EngineClient) -> None:
         )
 
 
-def _context(client: EngineClient, config: ServerConfig) -> ApiContext:
+def _context(client: AsyncLLM, config: ServerConfig) -> ApiContext:
     telemetry = Telemetry(
         model_name=config.model_name,
         config=client.config,

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.frontend.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
 from octavo_engine.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo_engine.frontend.request_builder import TokenizedPrompt
 from octavo_engine.wire.sampling import SamplingParams
 
 from octavo_server.api.answer_state import LOGPROB_BYTES
-from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyReservation
 
 #: Bytes of memory for each token of a beam, the prompt's included: references, as beams share the integers.
@@ -24,7 +24,7 @@ class BeamRun:
     """`params`: those of the request; `n` is the number of beams, and `max_tokens` fits the context. `adapter`: a name,
     or empty. `reserve`: makes a reservation for the memory of the beams."""
 
-    client: EngineClient
+    client: AsyncLLM
     engine_id: str
     prompt: TokenizedPrompt
     params: SamplingParams

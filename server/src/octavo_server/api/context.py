@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.frontend.request_limits import max_output_tokens
 from octavo_engine.log_format import REQUEST_ID
 from octavo_engine.settings.config import most_seqs
@@ -22,7 +23,6 @@ from octavo_server.api.admission import Admission
 from octavo_server.api.generation import Generation, PromptInput
 from octavo_server.api.sleep_control import SleepControl
 from octavo_server.config import TEXT_BYTES, ServerConfig
-from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget
 from octavo_server.http.in_flight import InFlight
 from octavo_server.http.lifecycle import Lifecycle
@@ -66,7 +66,7 @@ class ResponseMeta:
 
 @dataclass(slots=True, kw_only=True)
 class ApiContext:
-    client: EngineClient
+    client: AsyncLLM
     config: ServerConfig
     telemetry: "Telemetry"
     fingerprint: str

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.frontend.request_builder import ResolvedParams, TokenizedPrompt
 from octavo_engine.frontend.request_limits import fit_to_context
 from octavo_engine.wire.errors import InvalidRequest, OctavoError, Overloaded, Unavailable
@@ -21,7 +22,6 @@ from octavo_engine.wire.sleep import WAKE_RETRY_S
 from octavo_server.api.admission import Admission, AdmittedPrompt
 from octavo_server.api.answer_state import LOGPROB_BYTES, answer_bytes
 from octavo_server.api.beam_search import BeamRun
-from octavo_server.engine_client import EngineClient
 from octavo_server.http.body import BodyBudget, BodyReservation
 from octavo_server.openai.errors import GenerationFailed
 from octavo_server.openai.limits import check_logprobs
@@ -61,7 +61,7 @@ class GenerationDelta:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    client: EngineClient
+    client: AsyncLLM
     request_id: str
     prompts: list[PromptInput]
     resolved: ResolvedParams

@@ -6,14 +6,13 @@ A request asks for it by the header `endpoint-load-metrics-format`, whose value 
 import json
 from collections.abc import Callable
 
+from octavo_engine.frontend.async_llm import AsyncLLM
 from starlette.requests import Request
-
-from octavo_server.engine_client import EngineClient
 
 RawHeaders = list[tuple[bytes, bytes]]
 
 
-def with_load(request: Request, client: EngineClient, headers: Callable[[], RawHeaders]) -> Callable[[], RawHeaders]:
+def with_load(request: Request, client: AsyncLLM, headers: Callable[[], RawHeaders]) -> Callable[[], RawHeaders]:
     """Return `headers`, extended by the load when the response starts if the request asks for it."""
     form = request.headers.get("endpoint-load-metrics-format", "").upper()
     if form not in ("TEXT", "JSON"):

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Iterable
 
+from octavo_engine.frontend.async_llm import AsyncLLM
 from octavo_engine.wire.sleep import SleepMode
 
-from octavo_server.engine_client import EngineClient
 from octavo_server.http.lifecycle import Lifecycle
 from octavo_server.openai.errors import Conflict
 
@@ -13,7 +13,7 @@ from octavo_server.openai.errors import Conflict
 class SleepControl:
     """The lifecycle refuses requests from the beginning of `sleep` until all memory is restored."""
 
-    def __init__(self, client: EngineClient, lifecycle: Lifecycle) -> None:
+    def __init__(self, client: AsyncLLM, lifecycle: Lifecycle) -> None:
         self._client = client
         self._lifecycle = lifecycle
         self._lock = asyncio.Lock()

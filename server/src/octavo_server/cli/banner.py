@@ -1,9 +1,12 @@
 """Log lines of `octavo serve` when it is ready: model, size of the KV cache, address, and an example request."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo_server.config import ServerConfig
-from octavo_server.engine_client import EngineClient
+
+if TYPE_CHECKING:
+    from octavo_engine.frontend.async_llm import AsyncLLM
 
 GIB = 2**30
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -14,7 +17,7 @@ _EXAMPLES = {
 }
 
 
-def banner(client: EngineClient, config: ServerConfig, port: int, start_s: float) -> list[str]:
+def banner(client: "AsyncLLM", config: ServerConfig, port: int, start_s: float) -> list[str]:
     ready, name = client.ready_info, config.model_name
     num_tokens = ready.num_blocks * ready.block_size
     scheme = "http" if config.tls.ssl_certfile is None else "https"

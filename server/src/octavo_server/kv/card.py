@@ -12,7 +12,7 @@ import msgspec
 from octavo_server.openai.rendering import NO_DEFAULTS, RenderDefaults
 
 if TYPE_CHECKING:
-    from octavo_server.engine_client import EngineClient
+    from octavo_engine.frontend.async_llm import AsyncLLM
 
 MEDIA_TYPE = "application/msgpack"
 FINGERPRINT_CHARS = 32
@@ -41,7 +41,7 @@ class KVModelCard(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def model_card(
-    client: "EngineClient",
+    client: "AsyncLLM",
     models: tuple[str, ...],
     *,
     cache_isolation: bool,

@@ -22,9 +22,8 @@ from octavo_engine.wire.kv_stream import KVChange, StoredBlock, numbers
 from octavo_server.supervise import supervised
 
 if TYPE_CHECKING:
+    from octavo_engine.frontend.async_llm import AsyncLLM
     from octavo_engine.wire.records import EngineStats
-
-    from octavo_server.engine_client import EngineClient
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class ZmqEvents:
             self._close_sockets()
             raise
 
-    def attach(self, client: "EngineClient") -> None:
+    def attach(self, client: "AsyncLLM") -> None:
         """Publish the KV changes that `client` reports, each after calling the `on_kv` callback that was set before."""
         previous, block_size = client.on_kv, client.ready_info.block_size
 
