@@ -21,7 +21,7 @@ from octavo_server.anthropic.messages import MessagesRequest
 from octavo_server.kv.card import KVModelCard, read_card, write_card
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.openai.completion import CompletionRequest
-from octavo_server.openai.rendering import render_messages, without_oldest
+from octavo_server.openai.rendering import render_conversation, render_options, without_oldest
 from octavo_server.openai.responses import ResponsesRequest
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
 from octavo_testing.chat_shapes import SPECIAL, TEMPLATES, TOKENIZERS, TOKENS
@@ -101,7 +101,8 @@ def engine_prompts(kind, raw, template, tokenizer, context):
     body.check()
 
     def prompt_of(chat):
-        return tokenizer.encode(render_messages(template, chat), add_special_tokens=bool(chat.add_special_tokens))
+        text = render_conversation(template, chat.conversation(), render_options(chat))
+        return tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))
 
     if kind == "responses" and asked.truncation == "auto":
         body = without_oldest(body, lambda chat: len(prompt_of(chat)), context)

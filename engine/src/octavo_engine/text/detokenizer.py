@@ -8,20 +8,9 @@ character.
 """
 
 import codecs
-from collections.abc import Collection, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
-
-class TokenTexts(Protocol):
-    """The part of a tokenizer that decoding needs."""
-
-    @property
-    def strips_space(self) -> bool: ...
-
-    @property
-    def special_ids(self) -> Collection[int]: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
+from octavo_engine.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
@@ -30,7 +19,7 @@ class IncrementalDetokenizer:
 
     def __init__(
         self,
-        tokenizer: TokenTexts,
+        tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
         shown_special_ids: Iterable[int] = (),

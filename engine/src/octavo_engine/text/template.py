@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -58,18 +58,6 @@ _SAMPLES: dict[str, tuple[list[dict[str, Any]], int]] = {
 }
 _SAMPLES_SHARE = 10  # of the limits of a rendering; known templates take up to a 150th
 _FORMATS = {"string": TEXT, "openai": PARTS._replace(shows_images=True)}
-
-
-class EdgeTokens(Protocol):
-    """The tokenizer's tokens at the beginning and the end of a text."""
-
-    @property
-    def bos_token_id(self) -> int | None: ...
-
-    @property
-    def eos_token_id(self) -> int | None: ...
-
-    def token_str(self, token_id: int) -> str: ...
 
 
 class ChatTemplate:
@@ -306,7 +294,7 @@ def load_chat_template(
         raise StartupError(hint) from error
 
 
-def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: EdgeTokens) -> dict[str, str]:
+def special_tokens(tokenizer_config: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
     """Return the text of special tokens by role, with the names that templates use."""
     ids = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
     by_role = {role: tokenizer.token_str(token_id) for role, token_id in ids.items() if token_id is not None}

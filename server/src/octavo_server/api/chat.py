@@ -23,7 +23,6 @@ from octavo_server.api.request_parsing import held_body, parse_generation
 from octavo_server.http.responses import CancellableJSONResponse, SSEResponse
 from octavo_server.openai.chat import ChatCompletion, ChatCompletionRequest
 from octavo_server.openai.rendering import (
-    ChatRenderer,
     render_conversation,
     render_options,
     template_kwargs,
@@ -166,7 +165,7 @@ def _prompt_of(context: ApiContext, body: ChatCompletionRequest) -> PromptInput:
     return PromptInput(token_ids=ids, text=prompt.text, images=prompt.images)
 
 
-def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatRenderer | None:
+def _template_of(context: ApiContext, body: ChatCompletionRequest) -> ChatTemplate | None:
     """The request's chat template, else the model's. Raises InvalidRequest if the request's is not trusted or valid."""
     client = context.client
     if not body.chat_template:

@@ -18,7 +18,6 @@ from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 from octavo_server.bench.flags import DATASETS, FILE_DATASETS
 from octavo_server.bench.samples import (
-    Codec,
     InvalidDataset,
     PrefixRepetitionOptions,
     PromptMaker,
@@ -112,7 +111,7 @@ def _first(general: int | None, own: _Length) -> int | _Length:
     return own if general is None else general
 
 
-def sharegpt_samples(codec: Codec, count: int, seed: int, path: Path, output_len: int | None) -> Iterator[Sample]:
+def sharegpt_samples(codec: Tokenizer, count: int, seed: int, path: Path, output_len: int | None) -> Iterator[Sample]:
     """The first question of each conversation, in random order; the output length is that of the recorded answer."""
     entries = _json(path)
     if not isinstance(entries, list):
@@ -135,7 +134,7 @@ def _turns(entry: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def custom_samples(
-    codec: Codec, seed: int, path: Path, output_len: int, template: Template | None, *, shuffles: bool
+    codec: Tokenizer, seed: int, path: Path, output_len: int, template: Template | None, *, shuffles: bool
 ) -> Iterator[Sample]:
     """Read lines such as {"prompt": "...", "output_tokens": 100}. `output_len` -1: use each line's output_tokens."""
     lines = [line for line in _text(path).splitlines() if line.strip()]
@@ -160,7 +159,7 @@ def _line(path: Path, line: str) -> dict[str, Any]:
     return entry
 
 
-def burstgpt_samples(codec: Codec, seed: int, path: Path) -> Iterator[Sample]:
+def burstgpt_samples(codec: Tokenizer, seed: int, path: Path) -> Iterator[Sample]:
     """Random texts with the lengths of the GPT-4 requests that did not fail."""
     dice = random.Random(seed)
     maker = PromptMaker(codec, dice)

@@ -1,4 +1,4 @@
-"""`Sample`, one request of a benchmark, and the generated datasets; `sample_files` reads datasets from files.
+"""`Sample`, one request of a benchmark, and the generated datasets; `datasets` reads others from files.
 
 Names, options and defaults are vLLM's. A generated prompt is a text that the tokenizer encodes to exactly the wanted
 number of tokens, so that every server does the same work.
@@ -8,9 +8,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from octavo_engine.settings.declare import Declared, setting
+
+if TYPE_CHECKING:
+    from octavo_engine.text.tokenizer import Tokenizer
 
 _MOST_ROUNDS = 10
 
@@ -26,19 +29,6 @@ class Sample:
     @property
     def prompt_len(self) -> int:
         return len(self.token_ids)
-
-
-class Codec(Protocol):
-    """The part of a tokenizer's interface that is needed to generate prompts."""
-
-    vocab_size: int
-    special_ids: frozenset[int]
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +58,7 @@ class InvalidDataset(ValueError):
 class PromptMaker:
     """Builds prompts of random tokens, using only tokens that are complete characters."""
 
-    def __init__(self, codec: Codec, dice: random.Random) -> None:
+    def __init__(self, codec: "Tokenizer", dice: random.Random) -> None:
         self._codec = codec
         self._dice = dice
         self._tokens = [i for i in range(codec.vocab_size) if i not in codec.special_ids and _is_text(codec, i)]
@@ -92,14 +82,14 @@ class PromptMaker:
         return Sample(prompt=text, token_ids=token_ids, output_len=output_len)
 
 
-def _is_text(codec: Codec, token_id: int) -> bool:
+def _is_text(codec: "Tokenizer", token_id: int) -> bool:
     try:
         return bool(codec.token_bytes(token_id).decode())
     except UnicodeDecodeError:
         return False
 
 
-def random_samples(codec: Codec, count: int, seed: int, options: RandomOptions) -> list[Sample]:
+def random_samples(codec: "Tokenizer", count: int, seed: int, options: RandomOptions) -> list[Sample]:
     ratio, prefix_len = options.random_range_ratio, options.random_prefix_len
     if not 0 <= ratio < 1:
         raise InvalidDataset(f"--random-range-ratio is {ratio}: it must be from 0 to below 1.")
@@ -122,7 +112,9 @@ def _around(dice: random.Random, mean: int, ratio: float, *, least: int) -> int:
     return dice.randint(max(low, least), max(high, least))
 
 
-def prefix_repetition_samples(codec: Codec, count: int, seed: int, options: PrefixRepetitionOptions) -> list[Sample]:
+def prefix_repetition_samples(
+    codec: "Tokenizer", count: int, seed: int, options: PrefixRepetitionOptions
+) -> list[Sample]:
     """Prompts in random order, each with one of the prefixes."""
     num_prefixes, output_len = options.prefix_repetition_num_prefixes, options.prefix_repetition_output_len
     if not 0 < num_prefixes <= count:

@@ -6,13 +6,12 @@ At the prompt Ctrl-C clears the line, a second Ctrl-C exits, and so does Ctrl-D.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo_server.cli.line_editor import LineEditor
 
 PROMPT = "> "
-
-
-class Editor(Protocol):
-    def read(self, prompt: str) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Shell:
 
     def __init__(
         self,
-        editor: Editor,
+        editor: "LineEditor",
         commands: Sequence[Command],
         on_text: Callable[[str], None],
         print_line: Callable[[str], None],

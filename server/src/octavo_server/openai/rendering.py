@@ -3,37 +3,19 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from octavo_engine.text.messages import SYSTEM_ROLES
-from octavo_engine.text.template import NO_TEMPLATE
+from octavo_engine.text.template import NO_TEMPLATE, ChatTemplate
 from octavo_engine.wire.errors import InvalidRequest
 
 from octavo_server.openai.chat import ChatCompletionRequest
 from octavo_server.output_parsing.reasoning_formats import SWITCH
 
-#: Arguments of `ChatRenderer.render` that `chat_template_kwargs` may not replace.
+#: Arguments of `ChatTemplate.render` that `chat_template_kwargs` may not replace.
 RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 #: Fields of a request that chat templates use under the same name.
 TEMPLATE_FIELDS = ("documents", "reasoning_effort", "verbosity")
-
-
-class ChatRenderer(Protocol):
-    source: str
-    special_tokens: dict[str, str]
-    content_format: str
-    tool_source: str | None
-
-    def render(
-        self,
-        messages: list[dict[str, Any]],
-        /,
-        *,
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +53,8 @@ def render_options(body: ChatCompletionRequest, defaults: RenderDefaults = NO_DE
     )
 
 
-def render_messages(
-    template: ChatRenderer | None, body: ChatCompletionRequest, defaults: RenderDefaults = NO_DEFAULTS
-) -> str:
-    """Render the messages of a chat request. Raises InvalidRequest if that is impossible."""
-    return render_conversation(template, body.conversation(), render_options(body, defaults))
-
-
 def render_conversation(
-    template: ChatRenderer | None, conversation: list[dict[str, Any]], options: RenderOptions
+    template: ChatTemplate | None, conversation: list[dict[str, Any]], options: RenderOptions
 ) -> str:
     """Render a conversation. Raises InvalidRequest if the model has no template, or the template rejects it."""
     if template is None:

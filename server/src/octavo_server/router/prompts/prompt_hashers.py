@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from octavo_engine.wire.errors import OctavoError
 
-from octavo_server.kv.card import KVModelCard
+from octavo_server.kv.card import KVModelCard, read_card
 from octavo_server.router.fleet.fleet import Fleet
 from octavo_server.router.fleet.replica import Replica
 from octavo_server.router.prompts.prompt_hasher import PromptHasher
@@ -32,8 +32,6 @@ MERGED_TENANTS = (
     "it isolates the caches of tenants (--cache-isolation), but without a router secret it treats all clients of this "
     "router as one tenant: give the same --router-secret to both, or start the replica without --cache-isolation"
 )
-
-_read_card = msgspec.msgpack.Decoder(KVModelCard).decode
 
 
 class PromptHashers:
@@ -117,7 +115,7 @@ class PromptHashers:
         fingerprint = replica.hello.card if replica.hello else ""
         async with self._lock("fetch", fingerprint or replica.name):
             if fingerprint not in self._hashers:
-                card = await asyncio.to_thread(_read_card, await self._card(replica))
+                card = await asyncio.to_thread(read_card, await self._card(replica))
                 fingerprint = card.fingerprint
                 await self._build_hasher(card)
         if replica.name in self._epochs:

@@ -8,7 +8,7 @@ expensive to parse.
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from pydantic_core import from_json
@@ -17,7 +17,7 @@ from octavo_server.config import BodyLimits
 from octavo_server.http.request_threads import INLINE_BYTES, RequestThreads
 from octavo_server.openai.json_bounds import check_json
 from octavo_server.router.prompts.prompt import Prompt, RouteKind, estimate, kind_of_body
-from octavo_server.router.prompts.prompt_hasher import PromptHasher
+from octavo_server.router.prompts.prompt_hashers import PromptHashers
 
 
 class RequestFields(NamedTuple):
@@ -37,18 +37,8 @@ class RequestFields(NamedTuple):
         return (not self.is_plain and not self.body) or not isinstance(self.body.get("model", ""), str | None)
 
 
-class Hashers(Protocol):
-    def hasher_for(self, model: str) -> PromptHasher | None:
-        """Return the hasher of a model, or None where its prompts can only be estimated."""
-        ...
-
-    def adapter_for(self, model: str) -> str:
-        """Return the hash of an adapter's content, "" for a base model."""
-        ...
-
-
 class PromptSource:
-    def __init__(self, hashers: Hashers, limits: BodyLimits, threads: RequestThreads) -> None:
+    def __init__(self, hashers: PromptHashers, limits: BodyLimits, threads: RequestThreads) -> None:
         self._hashers = hashers
         self._limits = limits
         self._threads = threads
