@@ -56,7 +56,9 @@ class InlineClient(ScriptedClient):
         weight: float = 1.0,
         arrival_s: float | None = None,
         start_by_s: float | None = None,
+        cache_salt: str = "",
         adapter: str = "",
+        add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         resolved = params if isinstance(params, ResolvedParams) else self.frontend.resolve(params, priority=priority)
         core_id = f"{request_id}.{next(self._ids)}"

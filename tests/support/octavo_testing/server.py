@@ -101,7 +101,9 @@ class ScriptedClient:
         weight: float = 1.0,
         arrival_s: float | None = None,
         start_by_s: float | None = None,
+        cache_salt: str = "",
         adapter: str = "",
+        add_special_tokens: bool = True,
     ) -> AsyncGenerator[RequestOutput, None]:
         if adapter and adapter not in self.adapters:
             raise ModelNotFound(adapter)
