@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from octavo_engine.frontend.output_stream import RequestAssembly
@@ -17,6 +16,7 @@ from octavo_engine.frontend.request_limits import (
     check_ids,
     check_length,
     check_logprobs,
+    default_sampling_params,
     fit_to_context,
     resolve_pooling,
 )
@@ -26,7 +26,6 @@ from octavo_engine.media.image_prompts import ImagePrompts, Picture, load_image_
 from octavo_engine.media.payload import GivenImage, part_image, prompt_images
 from octavo_engine.settings.config import EngineConfig, most_seqs, with_ready
 from octavo_engine.settings.records import ModelConfig, ReadyInfo
-from octavo_engine.sources.json_file import read_json_object
 from octavo_engine.sources.model_config import context_length
 from octavo_engine.sources.model_files import ModelFiles
 from octavo_engine.sources.pooling import load_served_model
@@ -34,7 +33,7 @@ from octavo_engine.sources.resolve import resolve_files, resolve_text_files
 from octavo_engine.text.messages import take_images
 from octavo_engine.text.template import ChatTemplate, load_chat_template
 from octavo_engine.text.tokenizer import Tokenizer, load_tokenizer
-from octavo_engine.wire.errors import InvalidRequest, StartupError
+from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.hashing import salted_digest
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.records import EngineRequest, ImageInput
@@ -49,7 +48,6 @@ _TOKENIZE_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
     "truncate_prompt_tokens": lambda value: value is None or (type(value) is int and value >= -1),
     "truncation_side": lambda value: value in (None, "left", "right"),
 }
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -387,26 +385,3 @@ def _ids(given: object) -> list[int]:
         f"a prompt must be a text, a list of token ids or a dict with one of these, got {type(given).__name__}.",
         param="prompt",
     )
-
-
-def default_sampling_params(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
-    """Read defaults for unset fields: generation_config.json, then the values of --override-generation-config."""
-    generation = {**_generation_config(config.generation_config, model), **config.override_generation_config}
-    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
-    if generation.get("max_new_tokens") is not None:
-        defaults["max_tokens"] = generation["max_new_tokens"]
-    try:
-        SamplingParams(**defaults)
-    except (InvalidRequest, TypeError) as error:
-        raise StartupError(
-            f"generation_config.json or --override-generation-config: {error} Pass --generation-config vllm to ignore "
-            "the defaults of the file."
-        ) from error
-    return defaults
-
-
-def _generation_config(source: str, model: ModelConfig) -> dict[str, Any]:
-    """Return the model's generation_config.json ("auto"), nothing ("vllm"), or the file of a folder."""
-    if source == "vllm":
-        return {}
-    return model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")

@@ -1,14 +1,43 @@
-"""Limits on a request's length, token ids and log-probabilities. Each error states the limit and the value."""
+"""Limits on a request's length, token ids and log-probabilities, and defaults of its parameters. Each error states the
+limit and the value.
+"""
 
 import copy
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from octavo_engine.settings.config import EngineConfig
-from octavo_engine.settings.records import ModelPooling
-from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest
+from octavo_engine.settings.records import ModelConfig, ModelPooling
+from octavo_engine.sources.json_file import read_json_object
+from octavo_engine.wire.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo_engine.wire.pooling import PoolingParams
 from octavo_engine.wire.sampling import SamplingParams
+
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def default_sampling_params(config: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+    """Read defaults for unset fields: generation_config.json, then the values of --override-generation-config."""
+    generation = {**_generation_config(config.generation_config, model), **config.override_generation_config}
+    defaults = {name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None}
+    if generation.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = generation["max_new_tokens"]
+    try:
+        SamplingParams(**defaults)
+    except (InvalidRequest, TypeError) as error:
+        raise StartupError(
+            f"generation_config.json or --override-generation-config: {error} Pass --generation-config vllm to ignore "
+            "the defaults of the file."
+        ) from error
+    return defaults
+
+
+def _generation_config(source: str, model: ModelConfig) -> dict[str, Any]:
+    """Return the model's generation_config.json ("auto"), nothing ("vllm"), or the file of a folder."""
+    if source == "vllm":
+        return {}
+    return model.generation if source == "auto" else read_json_object(Path(source) / "generation_config.json")
 
 
 def max_output_tokens(config: EngineConfig, defaults: Mapping[str, Any]) -> int | None:

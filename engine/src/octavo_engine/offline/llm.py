@@ -276,10 +276,10 @@ class LLM(UnsupportedMethods):
             if request is not None and not isinstance(request, LoRARequest):
                 raise InvalidRequest(f"lora_request must be a LoRARequest, got {request!r}.", param="lora_request")
         for request in dict.fromkeys(requests):
-            if request is not None and (request.load_inplace or _adapter_key(request) not in self._adapters):
-                self._adapters[_adapter_key(request)] = self._core.load_adapter(request.lora_path)
+            if request is not None and (request.load_inplace or request.key not in self._adapters):
+                self._adapters[request.key] = self._core.load_adapter(request.lora_path)
         return [
-            prompt if request is None else replace(prompt, adapter=self._adapters[_adapter_key(request)])
+            prompt if request is None else replace(prompt, adapter=self._adapters[request.key])
             for prompt, request in zip(prompts, requests, strict=True)
         ]
 
@@ -389,10 +389,6 @@ def _one_each(param: str, value: Any, count: int) -> list[Any]:
             f"{param} has {len(value)} entries for {count} prompts: pass one value, or one per prompt.", param=param
         )
     return list(value)
-
-
-def _adapter_key(request: LoRARequest) -> tuple[int, str]:
-    return request.lora_int_id, request.lora_path
 
 
 def _final(assembly: RequestAssembly) -> RequestOutput:

@@ -59,6 +59,10 @@ class LoRARequest:
     def path(self) -> str:
         return self.lora_path
 
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.lora_int_id, self.lora_path
+
 
 class EngineArgs(SimpleNamespace):
     """Arguments of `LLM` as attributes: `LLM(**vars(args))`, `LLM.from_engine_args(args)`. Raises as `LLM` does."""

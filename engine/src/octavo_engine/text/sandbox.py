@@ -6,12 +6,13 @@ model, so nothing is HTML-escaped.
 """
 
 from datetime import datetime
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.visitor import NodeTransformer
 
 from octavo_engine.text.template_meter import MeteredEnvironment
 
@@ -62,3 +63,50 @@ def _strftime_now(format: str) -> str:
     if len(format) > _MAX_FORMAT:
         raise SecurityError(f"the format of strftime_now has more than {_MAX_FORMAT} characters")
     return datetime.now().strftime(format)
+
+
+def meter_tree(tree: nodes.Template) -> nodes.Template:
+    """Add calls of the meter to a parsed template."""
+    return _Metering().visit(tree)  # type: ignore[no-any-return]
+
+
+class _Metering(NodeTransformer):
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(cast(nodes.Expr, node.iter), "octavo_iterate")
+        return node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_filtered(child, "octavo_write") for child in node.nodes]
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        for operand in node.ops:
+            operand.expr = _filtered(operand.expr, "octavo_read")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        parts = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
+        return _filtered(parts, "join")
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "octavo_keep") if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_List(self, node: nodes.Expr) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "octavo_keep")
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        return self.visit_List(node)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, "octavo_keep") if node.ctx == "load" else node
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)

@@ -26,8 +26,8 @@ from octavo_engine.text.messages import (
     append_text,
     normalise_messages,
 )
-from octavo_engine.text.sandbox import RaisedByTemplate, RangeBudget, template_environment
-from octavo_engine.text.template_meter import METER, Meter, meter_tree
+from octavo_engine.text.sandbox import RaisedByTemplate, RangeBudget, meter_tree, template_environment
+from octavo_engine.text.template_meter import METER, Meter
 from octavo_engine.text.tokenizer import Tokenizer, token_content
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 

@@ -1,9 +1,9 @@
 """Bounds the time and the memory of a chat template while it runs.
 
-`meter_tree` adds calls to a parsed template: at each item of a loop, and at each value that is written, joined, sliced
-or listed. `MeteredEnvironment` intercepts operators, calls and filters. All of them take steps and bytes from the
-`Meter` of the rendering: bytes before an operation whose result can be much larger than its operands, and after all
-other operations. Every value that the template makes counts, also after it is freed.
+`sandbox.meter_tree` adds calls to a parsed template: at each item of a loop, and at each value that is written,
+joined, sliced or listed. `MeteredEnvironment` intercepts operators, calls and filters. All of them take steps and bytes
+from the `Meter` of the rendering: bytes before an operation whose result can be much larger than its operands, and
+after all other operations. Every value that the template makes counts, also after it is freed.
 """
 
 import json
@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from functools import partial, wraps
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
-from jinja2 import nodes, pass_context
+from jinja2 import pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 METER = "octavo meter"  # a variable that no template can name
 MAX_STEPS = 1_000_000
@@ -162,53 +161,6 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
                 return _join(__context, args[0], owner)
             meter.charge(_growth(method.__name__, owner, _given(args, kwargs), meter))
         return meter.keep(super().call(__context, __obj, *args, **kwargs))
-
-
-def meter_tree(tree: nodes.Template) -> nodes.Template:
-    """Add calls of the meter to a parsed template."""
-    return _Metering().visit(tree)  # type: ignore[no-any-return]
-
-
-class _Metering(NodeTransformer):
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.iter = _filtered(cast(nodes.Expr, node.iter), "octavo_iterate")
-        return node
-
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        self.generic_visit(node)
-        node.nodes = [_filtered(child, "octavo_write") for child in node.nodes]
-        return node
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        for operand in node.ops:
-            operand.expr = _filtered(operand.expr, "octavo_read")
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        parts = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
-        return _filtered(parts, "join")
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "octavo_keep") if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_List(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "octavo_keep")
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return self.visit_List(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "octavo_keep") if node.ctx == "load" else node
-
-
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=node.environment)
 
 
 def _meter(context: Context) -> Meter:

@@ -230,12 +230,12 @@ def iter_quantised(
     groups: Container[str] = (),
 ) -> Iterator[tuple[str, Tensor | QuantisedTensor | GroupTensor]]:
     """Yield each layer's weight once its parts are read, in blocks or groups if `blocks` or `groups` lists it."""
-    names = _part_names(layers)
+    names = {f"{layer.name}.{part}": name for name, layer in layers.items() for part in layer.parts}
     waiting: dict[str, dict[str, Tensor]] = {}
     for given, tensor in tensors:
         name = names.get(given)
         if name is None:
-            if not _is_cache_scale(given):
+            if given.rpartition(".")[2] not in _CACHE_SCALES:
                 yield given, tensor
             continue
         parts = waiting.setdefault(name, {})
@@ -249,15 +249,6 @@ def iter_quantised(
                 yield name, unpacked.blocks() if name in blocks else unpacked.expanded(dtype or torch.float32)
             del unpacked
         del parts, tensor  # before the next one is read
-
-
-def _part_names(layers: Mapping[str, QuantisedLayer]) -> dict[str, str]:
-    """Return the names of weights by the names of their parts in the checkpoint."""
-    return {f"{layer.name}.{part}": name for name, layer in layers.items() for part in layer.parts}
-
-
-def _is_cache_scale(name: str) -> bool:
-    return name.rpartition(".")[2] in _CACHE_SCALES
 
 
 class _Unpacked:
