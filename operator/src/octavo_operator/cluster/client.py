@@ -6,7 +6,7 @@ A delete names the observed uid, so that it can't hit a successor of the same na
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -92,6 +92,17 @@ def is_of_one_object(error: ApiError) -> bool:
     return error.status in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.GATEWAY_TIMEOUT)
 
 
+async def is_found(call: Awaitable[object]) -> bool:
+    """Await a call; return False if its object is gone, or its kind is not served."""
+    try:
+        await call
+    except ApiError as error:
+        if not error.is_gone:
+            raise
+        return False
+    return True
+
+
 class Cluster:
     def __init__(self, api: ApiClient) -> None:
         self._api = api
@@ -171,13 +182,7 @@ class Cluster:
     async def delete(self, kind: str, namespace: str, name: str, uid: str, version: str) -> bool:
         """Delete the object; return False if it is gone. Fails with a conflict if it was replaced or changed."""
         body = {"preconditions": {"uid": uid, "resourceVersion": version}, "propagationPolicy": "Background"}
-        try:
-            await self._call("DELETE", path_of(kind, namespace, name), body)
-        except ApiError as error:
-            if not error.is_gone:
-                raise
-            return False
-        return True
+        return await is_found(self._call("DELETE", path_of(kind, namespace, name), body))
 
     async def set_gate(
         self, namespace: str, pod: str, uid: str, *, epoch: str | None, condition: Mapping[str, str]
@@ -198,13 +203,7 @@ class Cluster:
         self, namespace: str, pod: str, uid: str, annotations: Mapping[str, str | None], **fields: Any
     ) -> bool:
         body = {"metadata": {"uid": uid, "annotations": annotations}, **fields}
-        try:
-            await self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC)
-        except ApiError as error:
-            if not error.is_gone:
-                raise
-            return False
-        return True
+        return await is_found(self._call("PATCH", path_of("Pod", namespace, pod) + "/status", body, kind=STRATEGIC))
 
     async def scale_service(self, namespace: str, name: str, replicas: int, *, version: str) -> None:
         """Set the replicas of an InferenceService. It fails with a conflict if `version` is not its latest version."""

@@ -7,20 +7,14 @@ keep their hosts and routers forever. And no plan may be made before the view ha
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from octavo_operator.cluster.client import KINDS, ApiError, Cluster
+from octavo_operator.cluster.client import KINDS, ApiError, Cluster, is_found
 from octavo_operator.cluster.view import View
 from octavo_operator.names import SERVICE_LABEL
 from octavo_operator.spec.service import KIND
 
 
 async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
-    try:
-        await cluster.list_uids(kind, namespace, label=SERVICE_LABEL)
-    except ApiError as error:
-        if not error.is_gone:
-            raise
-        return False
-    return True
+    return await is_found(cluster.list_uids(kind, namespace, label=SERVICE_LABEL))
 
 
 class Inventory:

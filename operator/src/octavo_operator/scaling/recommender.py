@@ -125,36 +125,26 @@ class Recommender:
         """Return the count that policies and `bounds` (minimum, maximum) allow, and the reason."""
         minimum, maximum = bounds
         if stable > replicas:
-            policies = max(replicas, self._highest(now_s, replicas, behavior.scale_up))
+            policies = max(replicas, self._policy_limit(now_s, replicas, behavior.scale_up, 1))
             if stable > (allowed := min(policies, maximum)):
                 return allowed, "ScaleUpLimit" if policies < maximum else "TooManyReplicas"
         elif stable < replicas:
-            policies = min(replicas, self._lowest(now_s, replicas, behavior.scale_down))
+            policies = min(replicas, self._policy_limit(now_s, replicas, behavior.scale_down, -1))
             if stable < (allowed := max(policies, minimum)):
                 return allowed, "ScaleDownLimit" if policies > minimum else "TooFewReplicas"
         return stable, "DesiredWithinRange"
 
-    def _highest(self, now_s: float, replicas: int, rules: ScalingRules) -> int:
-        """Highest count that the policies for growth allow now."""
+    def _policy_limit(self, now_s: float, replicas: int, rules: ScalingRules, sign: Literal[1, -1]) -> int:
+        """Return the highest count that policies for growth (`sign` 1) allow now, or the lowest for shrinking (-1)."""
         if rules.select == "Disabled":
             return replicas
         limits = []
         for policy in rules.policies:
             start = self._count_at(now_s - policy.period_s, replicas)
-            percent = math.ceil(start * (1 + policy.value / 100))
-            limits.append(start + policy.value if policy.type == "Pods" else percent)
-        return max(limits) if rules.select == "Max" else min(limits)
-
-    def _lowest(self, now_s: float, replicas: int, rules: ScalingRules) -> int:
-        """Lowest count that the policies for shrinking allow now."""
-        if rules.select == "Disabled":
-            return replicas
-        limits = []
-        for policy in rules.policies:
-            start = self._count_at(now_s - policy.period_s, replicas)
-            percent = int(start * (1 - policy.value / 100))
-            limits.append(start - policy.value if policy.type == "Pods" else percent)
-        return min(limits) if rules.select == "Max" else max(limits)
+            share = start * (1 + sign * policy.value / 100)
+            percent = math.ceil(share) if sign > 0 else int(share)
+            limits.append(start + sign * policy.value if policy.type == "Pods" else percent)
+        return max(limits) if (rules.select == "Max") == (sign > 0) else min(limits)
 
     def _count_at(self, time_s: float, replicas: int) -> int:
         """Count at a time in the past, by the changes since then."""

@@ -77,7 +77,7 @@ class ChatWriter(BaseResponseWriter):
     def opening(self) -> bytes:
         """First frames of a stream: for each choice one chunk with the role."""
         roles = (ChunkChoice(choice.index, DeltaMessage(self._first_text, self._role)) for choice in self.state.choices)
-        chunks = [self._chunk([role]) for role in roles]
+        chunks = [self.chunk_of([role]) for role in roles]
         chunks[0].prompt_token_ids = self._prompt_token_ids()
         if self.usage_everywhere:
             for chunk in chunks:
@@ -90,7 +90,7 @@ class ChatWriter(BaseResponseWriter):
             deltas = [DeltaMessage(choice.text)]
         else:
             deltas = [_delta(part) for part in merge_adjacent(choice.parts)] or [DeltaMessage()]
-        chunks = [self._chunk([ChunkChoice(choice.index, delta)]) for delta in deltas]
+        chunks = [self.chunk_of([ChunkChoice(choice.index, delta)]) for delta in deltas]
         last = chunks[-1].choices[0]
         if self._wants_logprobs:
             last.logprobs = self._choice_logprobs(choice)
@@ -102,12 +102,7 @@ class ChatWriter(BaseResponseWriter):
             last.token_ids = choice.token_ids
         return chunks
 
-    def usage_chunk(self) -> ChatCompletionChunk:
-        chunk = self._chunk([])
-        chunk.usage = self.state.usage()
-        return chunk
-
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+    def chunk_of(self, choices: list[ChunkChoice]) -> ChatCompletionChunk:
         meta = self.meta
         return ChatCompletionChunk(id=meta.id, created=meta.created, model=meta.model, choices=choices)
 

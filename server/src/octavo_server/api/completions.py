@@ -109,14 +109,9 @@ class CompletionWriter(BaseResponseWriter):
         )
 
     def chunks(self, choice: ChoiceState) -> list[CompletionChunk]:
-        return [self._chunk([self._choice(choice)])]
+        return [self.chunk_of([self._choice(choice)])]
 
-    def usage_chunk(self) -> CompletionChunk:
-        chunk = self._chunk([])
-        chunk.usage = self.state.usage()
-        return chunk
-
-    def _chunk(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
+    def chunk_of(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
         meta = self.meta
         return CompletionChunk(id=meta.id, created=meta.created, model=meta.model, choices=choices)
 

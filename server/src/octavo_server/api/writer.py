@@ -7,6 +7,7 @@ struct, one encode and one send.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -58,7 +59,9 @@ class BaseResponseWriter(ABC):
                     yield opening + written
                     opening = b""
         if self._ends_with_usage:
-            yield frame(self.usage_chunk())
+            last = self.chunk_of([])
+            last.usage = self.state.usage()
+            yield frame(last)
 
     def _write(self, choice: ChoiceState) -> bytes:
         chunks = self.chunks(choice)
@@ -84,4 +87,5 @@ class BaseResponseWriter(ABC):
         """Chunks for the part of a choice that has not been written yet; at least one."""
 
     @abstractmethod
-    def usage_chunk(self) -> Answer: ...
+    def chunk_of(self, choices: list[Any]) -> Answer:
+        """Make a chunk with these choices, or with none."""
