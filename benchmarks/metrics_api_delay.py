@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import support_path  # noqa: F401
 from aiohttp import web
-from octavo_operator.metrics_api.documents import GROUP_VERSION, RESOURCE
+from octavo_operator.metrics_api.server import GROUP_VERSION, RESOURCE
 from octavo_operator.names import COMPONENT_LABEL, ENGINE, REVISION_LABEL, ROUTER, ROUTER_LABEL, SERVICE_LABEL
 from octavo_server.router.observe.state_stream import PERIOD_S
 from octavo_testing.control_plane import ControlPlane, control_plane, missing_tools

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from octavo_operator.metrics_api.documents import GROUP_VERSION, RESOURCE
+from octavo_operator.metrics_api.server import GROUP_VERSION, RESOURCE
 from octavo_testing.component import Component
 from octavo_testing.control_plane import GARBAGE, HPA, LIMIT_S, ControlPlane, control_plane, missing_tools
 from octavo_testing.infsvc_cases import Case

@@ -16,7 +16,7 @@ import kopf
 from kubernetes.aio.client import ApiClient
 
 from octavo_operator.cli import build_parser, settings_of
-from octavo_operator.cluster.autoscaler import Autoscaler
+from octavo_operator.cluster.autoscaler import Autoscaler, ServiceLoads
 from octavo_operator.cluster.client import KINDS, ApiError, Cluster
 from octavo_operator.cluster.credentials import kopf_login, load_configuration, make_client
 from octavo_operator.cluster.inventory import Inventory, is_served
@@ -24,7 +24,6 @@ from octavo_operator.cluster.lease import Leadership
 from octavo_operator.cluster.queue import WorkQueue
 from octavo_operator.cluster.reconciler import Reconciler
 from octavo_operator.cluster.reports import RouterReports, router_session
-from octavo_operator.cluster.service_loads import ServiceLoads
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.handlers import SERVICES, EventHandlers, watched_resources
 from octavo_operator.health import Liveness, serve_health

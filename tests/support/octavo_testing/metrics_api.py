@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from octavo_operator.metrics_api.documents import GROUP, GROUP_VERSION, RESOURCE, VERSION, failure, value_list
+from octavo_operator.metrics_api.server import GROUP, GROUP_VERSION, RESOURCE, VERSION, failure, value_list
 from octavo_operator.timestamps import now_text
 
 API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"

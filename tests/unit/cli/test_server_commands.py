@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from octavo_server.cli.chat import Conversation, NotAConversation
+from octavo_server.cli.chat_session import Command, Shell
 from octavo_server.cli.main import COMMANDS, main
-from octavo_server.cli.shell import Command, Shell
 
 
 def exits(argv, capsys):

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from octavo_operator.cluster import autoscaler as autoscaler_module
-from octavo_operator.cluster.autoscaler import Autoscaler
+from octavo_operator.cluster.autoscaler import Autoscaler, Sample
 from octavo_operator.cluster.client import ApiError
 from octavo_operator.cluster.queue import WorkQueue
-from octavo_operator.cluster.service_loads import Sample
 from octavo_operator.cluster.view import Key, View
 from octavo_operator.scaling.service_load import ServiceLoad
 from octavo_operator.service import Settings

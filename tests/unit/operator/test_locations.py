@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from octavo_engine.sources import object_store, resolve
-from octavo_engine.sources.local import CLAIMS_VARIABLE
+from octavo_engine.sources.model_uri import CLAIMS_VARIABLE
 from octavo_engine.wire.errors import StartupError
 from octavo_operator.spec.service import InvalidSpec, read_spec
 from octavo_testing.infsvc_cases import Case

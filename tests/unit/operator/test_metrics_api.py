@@ -23,8 +23,7 @@ from octavo_operator.metrics_api.certificates import (
     read_authority,
     renewed,
 )
-from octavo_operator.metrics_api.documents import GROUP_VERSION, METRICS, RESOURCE
-from octavo_operator.metrics_api.server import ROOT, FrontProxy, MetricsServer
+from octavo_operator.metrics_api.server import GROUP_VERSION, METRICS, RESOURCE, ROOT, FrontProxy, MetricsServer
 from octavo_operator.scaling.service_load import ServiceLoad
 
 PROXY = "front-proxy-client"

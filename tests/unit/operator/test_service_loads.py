@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from octavo_operator.cluster.service_loads import ServiceLoads
+from octavo_operator.cluster.autoscaler import ServiceLoads
 from octavo_operator.cluster.view import View
 from octavo_operator.names import ADMITTED_GATE, REVISION_LABEL, ROUTER_LABEL, SERVICE_LABEL
 from octavo_operator.observed import Load, RouterReport

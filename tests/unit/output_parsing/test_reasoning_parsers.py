@@ -2,11 +2,10 @@
 
 import pytest
 from octavo_server.output_parsing.events import join_events, merge_adjacent
-from octavo_server.output_parsing.hermes import HermesParser
-from octavo_server.output_parsing.output_parser import OutputParser
+from octavo_server.output_parsing.output_parser import OutputParser, ReasoningTokens
 from octavo_server.output_parsing.reasoning_formats import REASONING_PARSERS, ReasoningStart
 from octavo_server.output_parsing.reasoning_parser import ReasoningParser
-from octavo_server.output_parsing.reasoning_tokens import ReasoningTokens
+from octavo_server.output_parsing.tool_call_formats import HermesParser
 from octavo_testing.parsing import all_splits, assert_same_for_all_splits, numbered_ids
 
 OPEN, NOT_OPEN = True, False

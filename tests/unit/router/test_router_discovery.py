@@ -7,7 +7,7 @@ import socket
 import pytest
 from octavo_engine.wire.errors import StartupError
 from octavo_server.cli.declared_flags import add_flags
-from octavo_server.cli.discovery import DiscoveryFlags, discovery_of
+from octavo_server.cli.route_flags import DiscoveryFlags, discovery_of
 from octavo_server.router.fleet.discovery.dns import DnsDiscovery
 from octavo_server.router.fleet.discovery.kubernetes import KubernetesDiscovery
 from octavo_server.router.fleet.endpoint import Endpoint, StaticDiscovery

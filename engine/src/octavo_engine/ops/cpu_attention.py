@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
-from octavo_engine.ops.cpu_cache import PagedCache
+from octavo_engine.ops.cpu_cache import PagedCache, Scratch
 from octavo_engine.ops.cpu_length_groups import AttentionGroup, Lengths, make_groups
-from octavo_engine.ops.scratch import Scratch
 
 _GATHER_BYTES = 32 << 20  # keys that one group may gather, and the same amount of values
 _SCORE_ELEMENTS = 8 << 20  # fp32 scores that a soft-capped layer holds at a time

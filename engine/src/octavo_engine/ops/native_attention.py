@@ -19,9 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttendByParts, AttentionBatch, AttentionSpec, LayerKVSpec
-from octavo_engine.ops.cpu_cache import BlockStore
+from octavo_engine.ops.cpu_cache import BlockStore, Scratch
 from octavo_engine.ops.cpu_length_groups import Ints, Lengths
-from octavo_engine.ops.scratch import Scratch
 
 BLOCK_SIZES = (16, 32, 64, 128)
 PART_KEYS = 256  # `kPartKeys`

@@ -16,10 +16,9 @@ from octavo_engine.sources.gguf_config import gguf_to_hf_config
 from octavo_engine.sources.gguf_header import read_gguf
 from octavo_engine.sources.hub import HubModel, download_from_hugging_face
 from octavo_engine.sources.json_file import read_json_object, read_optional_json
-from octavo_engine.sources.local import LocalModel
 from octavo_engine.sources.model_files import LOAD_FORMATS, ModelFiles
 from octavo_engine.sources.model_scope import ModelScopeModel
-from octavo_engine.sources.model_uri import download_folder, locate_local, parse_hub_uri
+from octavo_engine.sources.model_uri import LocalModel, download_folder, locate_local, parse_hub_uri
 from octavo_engine.sources.object_store import object_store_model
 from octavo_engine.sources.progress import Advance, ignore_progress
 from octavo_engine.sources.quantised_config import read_quantisation

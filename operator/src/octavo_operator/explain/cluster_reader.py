@@ -44,7 +44,8 @@ def access(kubeconfig: str | None, context: str | None) -> Access:
         contexts, active = config.list_kube_config_contexts(config_file=kubeconfig)  # type: ignore[no-untyped-call]
         chosen = next((c for c in contexts if c["name"] == context), None) if context else active
         if chosen is None:
-            raise Unexplained(f"the kubeconfig has no context {context!r}: there are {_names(contexts)}.")
+            names = ", ".join(each["name"] for each in contexts)
+            raise Unexplained(f"the kubeconfig has no context {context!r}: there are {names}.")
         config.load_kube_config(config_file=kubeconfig, context=context, client_configuration=settings)  # type: ignore[no-untyped-call]
         namespace = chosen["context"].get("namespace") or "default"
     except config.ConfigException as error:
@@ -189,7 +190,3 @@ def _innermost(error: Exception) -> str:
     while isinstance(inner := getattr(error, "reason", None), Exception):
         error = inner
     return str(error).rpartition(": ")[2].rstrip(".")
-
-
-def _names(contexts: Iterable[Raw]) -> str:
-    return ", ".join(context["name"] for context in contexts)

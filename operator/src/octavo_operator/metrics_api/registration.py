@@ -22,8 +22,7 @@ from octavo_operator.metrics_api.certificates import (
     read_authority,
     renewed,
 )
-from octavo_operator.metrics_api.documents import GROUP, VERSION
-from octavo_operator.metrics_api.server import FrontProxy, MetricsServer
+from octavo_operator.metrics_api.server import GROUP, VERSION, FrontProxy, MetricsServer
 
 logger = logging.getLogger(__name__)
 

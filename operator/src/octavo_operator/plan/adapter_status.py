@@ -29,7 +29,8 @@ def adapter_rows(service: InferenceService, observed: Observed) -> list[dict[str
     rows = []
     for adapter in service.spec.adapters or ():
         if (owner := observed.taken_models.get(adapter.name)) is not None:
-            state = _name_taken(owner)
+            why = f"the name belongs to InferenceService {owner}, which has the same router: choose another name"
+            state = "NameTaken", why
         else:
             state = _state(adapter.name, reports, before.get((adapter.name, adapter.uri), {}))
         row = {"name": adapter.name, "uri": adapter.uri, "ready": state[0] == "Loaded"}
@@ -55,10 +56,6 @@ def adapter_events(rows: Iterable[Mapping[str, Any]], before: Iterable[Mapping[s
         if row["reason"] in EVENTS and old.get(row["name"]) != row["reason"]:
             note = f"adapter {row['name']}: {row['message']}"
             yield ServiceEvent("Warning", EVENTS[row["reason"]], note, "LoadAdapter")
-
-
-def _name_taken(owner: str) -> tuple[str, str]:
-    return "NameTaken", f"the name belongs to InferenceService {owner}, which has the same router: choose another name"
 
 
 def _reports(observed: Observed, pod: str) -> list[AdapterReport]:

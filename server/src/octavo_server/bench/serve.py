@@ -24,9 +24,18 @@ from octavo_server.bench.datasets import TextTools, check_dataset, load_text_too
 from octavo_server.bench.load import BenchTarget, OnProgress, run_load
 from octavo_server.bench.metrics import figures
 from octavo_server.bench.options import BenchOptions, LoadLevel, parse_options
-from octavo_server.bench.report import BenchSubject, Run, block, result, table, warnings
+from octavo_server.bench.report import (
+    BenchSubject,
+    Run,
+    block,
+    read_prefix_cache,
+    read_version,
+    reset_prefix_cache,
+    result,
+    table,
+    warnings,
+)
 from octavo_server.bench.samples import InvalidDataset, Sample
-from octavo_server.bench.server_state import read_prefix_cache, read_version, reset_prefix_cache
 from octavo_server.client.api import ApiClient, ApiFailure, ListedModel, Unreachable
 
 _READY_POLL_S = 1.0

@@ -23,7 +23,8 @@ def banner(client: "AsyncLLM", config: ServerConfig, port: int, start_s: float) 
     scheme = "http" if config.tls.ssl_certfile is None else "https"
     url = f"{scheme}://localhost" if config.uds else f"{scheme}://{reachable_host(config.host)}:{port}"
     socket = "" if config.uds is None else f" (Unix socket {config.uds})"
-    names = "" if (name,) == config.served_model_names == (client.config.model,) else _served_as(config)
+    is_plain = (name,) == config.served_model_names == (client.config.model,)
+    names = "" if is_plain else f" as {', '.join(config.served_model_names)}"
     route = EMBEDDINGS if client.frontend.model.pooling else CHAT if client.frontend.chat_template else COMPLETIONS
     example = example_command(name, url, route=route, needs_key=config.needs_key, uds=config.uds)
     return [
@@ -48,7 +49,3 @@ def reachable_host(host: str | None) -> str:
     if host in (None, "", "0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host
-
-
-def _served_as(config: ServerConfig) -> str:
-    return f" as {', '.join(config.served_model_names)}"

@@ -3,8 +3,7 @@
 import argparse
 
 from octavo_server.cli.chat_flags import sampling_of
-from octavo_server.cli.chat_session import print_ending, run_session
-from octavo_server.cli.shell import Command
+from octavo_server.cli.chat_session import Command, print_ending, run_session
 from octavo_server.cli.terminal_client import StreamedAnswer, TerminalClient, print_hint
 
 

@@ -27,8 +27,7 @@ from octavo_engine.process.exit_with_parent import exit_with_parent
 
 from octavo_server.access_log import skip_probes
 from octavo_server.cli.banner import reachable_host
-from octavo_server.cli.discovery import discovery_of
-from octavo_server.cli.route_flags import settings_of
+from octavo_server.cli.route_flags import discovery_of, settings_of
 from octavo_server.cli.tracers import route_tracer_of
 from octavo_server.http.listener import allow_connections, bind
 from octavo_server.http.server import SIGNALS

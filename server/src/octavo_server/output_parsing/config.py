@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 
-from octavo_server.output_parsing.output_parser import OutputParser
+from octavo_server.output_parsing.output_parser import OutputParser, ReasoningTokens
 from octavo_server.output_parsing.reasoning_formats import SWITCH, ReasoningStart
 from octavo_server.output_parsing.reasoning_parser import END, START
-from octavo_server.output_parsing.reasoning_tokens import ReasoningTokens
 from octavo_server.output_parsing.tool_use import ToolUse
 
 TokenId = Callable[[str], int | None]
@@ -30,9 +29,12 @@ class OutputParserConfig:
         calls, reasoning = self.tools.new_parser(), self.reasoning
         if calls is None and reasoning is None:
             return None
+        counter = None
+        if reasoning is not None:
+            counter = ReasoningTokens(start_id=token_id(START), end_id=token_id(END), is_open=reasoning.is_open)
         return OutputParser(
             reasoning=reasoning.new_parser() if reasoning else None,
-            reasoning_tokens=_token_counter(reasoning, token_id) if reasoning else None,
+            reasoning_tokens=counter,
             calls=calls,
             custom_tools=self.custom_tools,
             shows_reasoning=self.shows_reasoning,
@@ -67,7 +69,3 @@ class OutputParserConfig:
                 f'{{"{SWITCH}": false}}, if the model supports that.',
                 param=param,
             )
-
-
-def _token_counter(reasoning: ReasoningStart, token_id: TokenId) -> ReasoningTokens:
-    return ReasoningTokens(start_id=token_id(START), end_id=token_id(END), is_open=reasoning.is_open)

@@ -10,9 +10,8 @@ from octavo_engine.wire.errors import InvalidRequest
 from octavo_engine.wire.sampling import SamplingParams
 from octavo_engine.wire.structured import StructuredOutputs
 
-from octavo_server.output_parsing.llama3_json import KEY
 from octavo_server.output_parsing.streaming_parser import Steps
-from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS, ToolCallFormat, new_call_id
+from octavo_server.output_parsing.tool_call_formats import KEY, TOOL_PARSERS, ToolCallFormat, new_call_id
 from octavo_server.output_parsing.tool_call_parser import ToolCallParser
 from octavo_server.output_parsing.tool_grammar import (
     CallNotation,

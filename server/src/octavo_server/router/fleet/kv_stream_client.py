@@ -23,11 +23,10 @@ from octavo_server.http.router_secret import SECRET_HEADER, OutgoingSecret
 from octavo_server.kv.frames import MEDIA_TYPE, Bye, Frame, FrameError, FrameReader, Hello, Part, ReplicaLoad, Step
 from octavo_server.router.fleet.block_mirror import BlockMirror, StreamBroken
 from octavo_server.router.fleet.endpoint import State
-from octavo_server.router.fleet.health_check import ConnectionLost, HealthCheck
 from octavo_server.router.fleet.polling_client import PollingClient
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
-from octavo_server.router.fleet.replica_status import ReplicaStatus, describe_failure
+from octavo_server.router.fleet.replica_status import ConnectionLost, HealthCheck, ReplicaStatus, describe_failure
 from octavo_server.supervise import cancel_tasks
 
 LARGE_BYTES = 4096
