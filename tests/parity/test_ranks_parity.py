@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from octavo_engine.models.registry import ARCHITECTURES
 from octavo_engine.ops.cpu_attention import CpuBackend
 from octavo_engine.ops.native_quantised import QUANTISED_FORMATS, kernels_expand_blocks
 from octavo_engine.ops.rank_group import Group
@@ -64,10 +63,6 @@ def test_logits_of_ranks_equal_transformers(case: Case, num_ranks: int) -> None:
 def test_without_an_all_reduce_the_logits_differ(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Group, "all_reduce", lambda group, x: x)
     assert case.distance(WHOLE) > MUTANT_DISTANCE
-
-
-def test_every_architecture_is_split() -> None:
-    assert all(model.supports_ranks for model in ARCHITECTURES.values())
 
 
 UNEVEN = {"num_attention_heads": 6, "hidden_size": 96}

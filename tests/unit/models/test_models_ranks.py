@@ -70,12 +70,6 @@ def test_heads_that_cut_blocks_are_refused(num_kv_heads: int, sizes: str) -> Non
     rank_heads("o.weight", 24, num_kv_heads, 64, build_context(Group(0, 2), block_formats=formats))
 
 
-def test_models_that_transformers_runs_are_refused(tmp_path: Any) -> None:
-    with pytest.raises(StartupError, match=r"--tensor-parallel-size 2 is not supported where .*LlamaForCausalLM"):
-        built("llama", tmp_path, 2, impl="transformers")
-    built("llama", tmp_path, 1, impl="transformers")
-
-
 def test_fewer_blocks_than_ranks_are_refused() -> None:
     build = build_context(Group(0, 3), block_formats={"mlp.down_proj.weight": QUANTISED_FORMATS["Q4_K"]})
     names = ("gate_proj", "up_proj", "down_proj")

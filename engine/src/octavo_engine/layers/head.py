@@ -17,18 +17,21 @@ from octavo_engine.layers.shard import vocabulary_shares
 class LogitsHead(Layer):
     def __init__(self, linear: Linear, *, softcap: float | None = None) -> None:
         super().__init__()
-        self.linear, self.softcap, self.group = linear, softcap, linear.spec.shard.group
+        self.linear, self.softcap = linear, softcap
 
     def __call__(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """Return the logits. Ranks other than 0, which sample no tokens, get none: their rows have no columns."""
         logits = self.linear.wide(hidden)
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits if self.group.size == 1 else self._gather(logits)
+        return gather_logits(logits, self.linear)
 
-    def _gather(self, logits: Float[Tensor, "rows part"]) -> Float[Tensor, "rows vocab"]:
-        sizes = [len(share) for share in vocabulary_shares(self.group, self.linear.spec.outs[0])]
-        parts = self.group.gather(F.pad(logits, (0, max(sizes) - logits.shape[1])))
-        return (
-            torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else logits[:, :0]
-        )
+
+def gather_logits(logits: Float[Tensor, "rows part"], head: Linear) -> Float[Tensor, "rows vocab"]:
+    """Return the logits of all ranks on rank 0, and rows without columns on other ranks."""
+    group = head.spec.shard.group
+    if group.size == 1:
+        return logits
+    sizes = [len(share) for share in vocabulary_shares(group, head.spec.outs[0])]
+    parts = group.gather(F.pad(logits, (0, max(sizes) - logits.shape[1])))
+    return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], 1) if parts else logits[:, :0]

@@ -59,6 +59,11 @@ class LinearSpec:
         """The number of inputs on this rank."""
         return self.in_features if self.shard.inputs is None else len(self.shard.inputs)
 
+    @property
+    def is_whole(self) -> bool:
+        """This rank has all of the layer."""
+        return self.rank_outs == list(self.outs) and self.rank_inputs == self.in_features
+
 
 class LinearMethod(Protocol):
     def weight_slots(self) -> Iterable[WeightSlot]: ...

@@ -59,7 +59,7 @@ def gated_specs(
 ) -> tuple[LinearSpec, LinearSpec]:
     """Return the two layers of a gated block; see `gated_mlp`."""
     *gate_up, down = (f"{prefix}.{name}" for name in names)
-    inner = _inner_share(f"{down}.weight", inner_size, build)
+    inner = inner_share(f"{down}.weight", inner_size, build)
     wide = LinearSpec(
         in_features=size,
         outs=(inner_size, inner_size),
@@ -78,7 +78,7 @@ def gated_specs(
     return wide, narrow
 
 
-def _inner_share(down: str, inner_size: int, build: BuildContext) -> range:
+def inner_share(down: str, inner_size: int, build: BuildContext) -> range:
     """Return this rank's range of inner values, in whole blocks of the second layer's weight, or whole panels.
 
     Raises StartupError if there are fewer blocks than ranks.
@@ -118,7 +118,7 @@ def plain_mlp(
 ) -> PlainMLP:
     """Build a plain block. `names`: up and down. `sizes`: hidden size and inner size."""
     (up, down), (size, inner_size), group = names, sizes, build.group
-    inner = _inner_share(f"{down}.weight", inner_size, build)
+    inner = inner_share(f"{down}.weight", inner_size, build)
 
     def linear(name: str, in_features: int, out: int, shard: Shard) -> Linear:
         spec = LinearSpec(

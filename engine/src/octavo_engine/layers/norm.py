@@ -75,33 +75,51 @@ class HeadNorm(Layer):
         return 2 * self.weight.numel() * self.weight.dtype.itemsize
 
 
+class RankNorm(RMSNorm):
+    """RMS norm over the values of all ranks, of which each has a part.
+
+    Squares are added up over the ranks; a value that several ranks have counts once for each of its `copies`, in the
+    sum as in the number of values.
+    """
+
+    def __init__(self, name: str, size: int, build: BuildContext, *, eps: float, part: range, copies: int = 1) -> None:
+        super().__init__(name, size, build, eps=eps, part=part)
+        self.group, self.count = build.group, size * copies
+
+    def __call__(self, x: Float[Tensor, "*rows part"], update: Tensor | None = None) -> Float[Tensor, "*rows part"]:
+        assert update is None
+        return super().__call__(x) if self.group.size == 1 else self.scaled(x, self.group.all_reduce(self.squares(x)))
+
+    def squares(self, x: Float[Tensor, "*rows part"]) -> Float[Tensor, "*rows 1"]:
+        return x.float().square().sum(-1, keepdim=True)
+
+    def scaled(self, x: Float[Tensor, "*rows part"], squares: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows part"]:
+        """Normalise `x`. `squares`: of all ranks."""
+        return (x.float() * self.weight * (squares / self.count + self.eps).rsqrt()).to(x.dtype)
+
+
 class ProjectionNorm(Layer):
     """RMS norm of the whole query and of the whole key, over all heads together (OLMoE).
 
-    `num_heads`: query and key heads of the checkpoint; `heads`: those of the rank. The sum of squares is taken over all
-    ranks; if several ranks have copies of a key head, each copy counts in the sum and in the number of values.
+    `num_heads`: query and key heads of the checkpoint; `heads`: those of the rank.
     """
 
     def __init__(
         self, prefix: str, num_heads: tuple[int, int], heads: RankHeads, build: BuildContext, *, eps: float
     ) -> None:
         super().__init__()
-        self.group, self.eps, self.heads = build.group, eps, (len(heads.queries), len(heads.keys))
+        self.group, self.heads = build.group, (len(heads.queries), len(heads.keys))
         query_size, key_size = (each * heads.dim for each in num_heads)
-        self.query = RMSNorm(f"{prefix}.q_norm", query_size, build, eps=eps, part=heads.query_values)
-        self.key = RMSNorm(f"{prefix}.k_norm", key_size, build, eps=eps, part=heads.key_values)
-        self.sizes = query_size, key_size * heads.copies
+        self.query = RankNorm(f"{prefix}.q_norm", query_size, build, eps=eps, part=heads.query_values)
+        self.key = RankNorm(f"{prefix}.k_norm", key_size, build, eps=eps, part=heads.key_values, copies=heads.copies)
 
     def __call__(self, x: Float[Tensor, "tokens heads head_dim"]) -> Float[Tensor, "tokens heads head_dim"]:
         query, key = (part.flatten(1) for part in x.split_with_sizes(self.heads, 1))
         if self.group.size == 1:
             return torch.cat([self.query(query), self.key(key)], 1).view(x.shape)
-        wide = [part.float() for part in (query, key)]
-        squares = self.group.all_reduce(torch.stack([part.square().sum(1) for part in wide], 1))
-        scales = (squares / squares.new_tensor(self.sizes)).add_(self.eps).rsqrt_().chunk(2, 1)
-        weights = self.query.weight, self.key.weight
-        return (
-            torch.cat([p * w * s for p, w, s in zip(wide, weights, scales, strict=True)], 1).to(x.dtype).view(x.shape)
+        squares = self.group.all_reduce(torch.cat([self.query.squares(query), self.key.squares(key)], 1))
+        return torch.cat([self.query.scaled(query, squares[:, :1]), self.key.scaled(key, squares[:, 1:])], 1).view(
+            x.shape
         )
 
 

@@ -87,8 +87,6 @@ class DecoderLayer(Layer):
 
 
 class Decoder(Model):
-    supports_ranks = True
-
     @staticmethod
     def spec_of(config: ModelConfig) -> DecoderSpec:
         raise NotImplementedError

@@ -91,8 +91,6 @@ class GPTDecoder(Model):
     """A subclass creates `layers`; on the first stage also `embedding`, `positions` and `head`; on the last stage also
     the modules that `after` uses."""
 
-    supports_ranks = True
-
     positions: LearnedPositions
     layers: nn.ModuleList
 

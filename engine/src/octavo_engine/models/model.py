@@ -45,9 +45,6 @@ class Model(nn.Module):
     #: `forward` waits for values that a GPU computes, so its steps cannot be captured as CUDA graphs.
     waits_for_device: ClassVar[bool] = False
 
-    #: The layers are split over the ranks of `BuildContext.group`, and divided among `BuildContext.stages`.
-    supports_ranks: ClassVar[bool] = False
-
     embedding: Embedding
     head: LogitsHead | None  # None: the model's results are hidden rows, or this is a later stage
     tower: Tower | None = None  # None: the model takes no images

@@ -130,15 +130,13 @@ def check_ranks(config: ModelConfig, impl: ModelImpl, num_ranks: int, num_stages
     """Raise StartupError if the model cannot be divided among so many stages, and each of these among its ranks."""
     if num_ranks == num_stages == 1:
         return
-    own = _find_class(config, impl)
-    if own is None or not own.supports_ranks:
-        runs = f"transformers runs the architecture '{config.architecture}'" if own is None else config.architecture
-        asked = f"--tensor-parallel-size {num_ranks}" if num_ranks > 1 else f"--pipeline-parallel-size {num_stages}"
+    if is_own(config, impl):
+        check_heads(config.name, config.num_heads, config.num_kv_heads, num_ranks)
+    elif num_stages > 1:
         raise StartupError(
-            f"{asked} is not supported where {runs}: use 1, or a model of one of "
-            f"{', '.join(sorted(name for name, model in ARCHITECTURES.items() if model.supports_ranks))}."
+            f"--pipeline-parallel-size {num_stages} is not supported where transformers runs the architecture "
+            f"'{config.architecture}': use 1, or a model of one of {', '.join(sorted(ARCHITECTURES))}."
         )
-    check_heads(config.name, config.num_heads, config.num_kv_heads, num_ranks)
 
 
 def _build_tower(config: VisionConfig, build: BuildContext) -> Tower | None:

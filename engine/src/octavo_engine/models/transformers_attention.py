@@ -30,21 +30,23 @@ class UnsupportedAttention(ValueError):
 class Attention(Protocol):
     """The value of the keyword `octavo`."""
 
-    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with rows [tokens, heads, head_dim], K and V of one size; `spec` describes this call."""
+    def attend(self, module: nn.Module, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attend with rows [tokens, heads, head_dim], K and V of one size; `spec` describes this call of `module`."""
         ...
 
 
 @dataclass(slots=True)
 class SpecRecorder:
-    """Records the specs of the layers in order; its attention returns the queries."""
+    """Records the specs and modules of the layers in order; its attention returns the queries."""
 
     specs: list[AttentionSpec] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
 
-    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, module: nn.Module, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if spec.layer_idx != len(self.specs):
             raise UnsupportedAttention(f"attends in layer {spec.layer_idx} after {len(self.specs)} calls")
         self.specs.append(spec)
+        self.modules.append(module)
         return q
 
 
@@ -55,19 +57,19 @@ class PagedAttention:
     specs: list[AttentionSpec]
     context: ForwardContext
 
-    def attend(self, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, module: nn.Module, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         expected = self.specs[spec.layer_idx]
         if spec != expected:
             raise UnsupportedAttention(f"attends with {spec}, but the KV cache was made for {expected}")
         return self.context.backend.attend(spec, q, k, v, self.context.batch)
 
 
-def record_specs(base: nn.Module, device: torch.device) -> list[AttentionSpec]:
-    """Return the attention of each layer in one step of a base model. Raises any error of its code."""
+def record_attention(base: nn.Module, device: torch.device) -> SpecRecorder:
+    """Record the attention of each layer in one step of a base model. Raises any error of its code."""
     recorder, ids = SpecRecorder(), torch.arange(3, device=device)[None]
     with torch.inference_mode():
         base(input_ids=ids, position_ids=ids, use_cache=False, octavo=recorder)
-    return recorder.specs
+    return recorder
 
 
 def _attend(
@@ -88,7 +90,7 @@ def _attend(
     size = v.shape[-1]
     if size != k.shape[-1]:  # DeepSeek: the cache has one size for both
         v = F.pad(v, (0, k.shape[-1] - size))
-    return octavo.attend(_spec_of_call(module, q, k, keywords), q, k, v)[None, ..., :size], None
+    return octavo.attend(module, _spec_of_call(module, q, k, keywords), q, k, v)[None, ..., :size], None
 
 
 def _spec_of_call(module: nn.Module, q: Tensor, k: Tensor, keywords: dict[str, Any]) -> AttentionSpec:

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from octavo_engine.devices.memory import size
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.models.model import Inputs, Model
-from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_specs
+from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_attention
 from octavo_engine.models.transformers_layers import (
     FixedRope,
     RowExperts,
@@ -37,7 +37,9 @@ from octavo_engine.models.transformers_layers import (
     restore,
     tie_head,
 )
+from octavo_engine.models.transformers_ranks import divide
 from octavo_engine.models.transformers_support import check_specs, find_family, refusal, with_dimensions
+from octavo_engine.models.transformers_trial import ModelPart
 from octavo_engine.models.transformers_weights import (
     CheckpointNames,
     allocate,
@@ -52,6 +54,7 @@ from octavo_engine.wire.errors import StartupError, first_line
 _LOGGER = logging.getLogger(__name__)
 _MOST_MODULES = 2**18
 _META = torch.device("meta")
+_FAILS_ON_META = "its code fails on torch's meta device"
 
 
 class _Rows(nn.Module):
@@ -72,10 +75,14 @@ class TransformersDecoder(Model):
         self.names = CheckpointNames(model)
         self._given_names = {self.names.renamed(given): given for given in build.block_formats}
         formats = {name: build.block_formats[given] for name, given in self._given_names.items()}
-        with _refusing(config.architecture, "it cannot be built"), _bounded_modules():
-            replace_layers(model, self.names, replace(build, block_formats=formats))
+        build = replace(build, block_formats=formats)
         ropes = FixedRope.of_model(model)
+        part = self._divide(model, build)
+        with _refusing(config.architecture, "it cannot be built"), _bounded_modules():
+            replace_layers(model, self.names, build, part)
         self.specs = self._trace(model)
+        if part.heads and part.heads != [(spec.num_heads, spec.kv.num_kv_heads) for spec in self.specs]:
+            raise refusal(config.architecture, "the heads of a rank are others than planned")
         check_specs(config.architecture, family_config, self.specs, build.max_model_len)
         own = own_tensors(model)
         if build.device != _META:
@@ -86,7 +93,7 @@ class TransformersDecoder(Model):
                 for rope in ropes:
                     rope.fix(build.max_model_len)
             tie_head(model, build)
-        self._slots = plain_slots(own)
+        self._slots = plain_slots(own, part.rows)
         self._ignored = [*model.all_tied_weights_keys, *(model._keys_to_ignore_on_load_unexpected or ())]
         self.base = model.base_model
         setattr(model, model.base_model_prefix, _Rows())
@@ -102,7 +109,8 @@ class TransformersDecoder(Model):
         return hidden
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
-        return _logits(self.causal_lm, hidden)
+        logits = _logits(self.causal_lm, hidden)
+        return logits[:, :0] if self.build.group.rank else logits
 
     def kv_specs(self) -> list[LayerKVSpec]:
         return [spec.kv for spec in self.specs]
@@ -119,20 +127,26 @@ class TransformersDecoder(Model):
         return self.names.given(name)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        kinds = (RowLinear, RowExperts, nn.Linear)
-        linears, experts, others = (sum(isinstance(each, kind) for each in self.modules()) for kind in kinds)
+        linears = [each for each in self.modules() if isinstance(each, RowLinear)]
+        experts, others = (sum(isinstance(each, kind) for each in self.modules()) for kind in (RowExperts, nn.Linear))
+        whole, ranks = [each for each in linears if each.spec.is_whole], self.build.group.size
+        undivided = (
+            f"; {len(whole)} of them, {size(sum(each.weights_bytes() for each in whole))}, on each of {ranks} ranks"
+        )
         _LOGGER.info(
             "%s is run by transformers %s, slower than a class of Octavo: %d linear layers and %d blocks of experts "
-            "are Octavo's (%s), %d linear layers and all else are transformers' own (%s)",
-            *(self.config.architecture, transformers.__version__, linears, experts, size(super().weights_bytes())),
-            *(others, size(self._own_bytes())),
+            "are Octavo's (%s%s), %d linear layers and all else are transformers' own (%s)",
+            *(self.config.architecture, transformers.__version__, len(linears), experts),
+            *(size(super().weights_bytes()), undivided if ranks > 1 else "", others, size(self._own_bytes())),
         )
         super().load_weights(self.names.convert(weights, self._has_slot))
 
     def finish_loading(self, check: Callable[[], None] = lambda: None) -> None:
         super().finish_loading(check)
+        if self.build.group.size > 1:  # ranks end their loading at different times, and a step exchanges values
+            return
         with _refusing(self.config.architecture, "its first step fails"):
-            specs = record_specs(self.base, self.build.device)
+            specs = record_attention(self.base, self.build.device).specs
         if specs != self.specs:
             raise refusal(self.config.architecture, "its attention on this device is another one than planned")
 
@@ -166,20 +180,23 @@ class TransformersDecoder(Model):
         model.eval()  # type: ignore[no-untyped-call]
         return model
 
+    def _divide(self, model: PreTrainedModel, build: BuildContext) -> ModelPart:
+        """Return this rank's part of the model. Raises StartupError."""
+        if build.group.size == 1:
+            return ModelPart()
+        with _refusing(self.config.architecture, _FAILS_ON_META), _experts_on_meta(model):
+            return divide(model, self.config.name, build)
+
     def _trace(self, model: PreTrainedModel) -> list[AttentionSpec]:
         """Run the model once without memory; return the attention of its layers. Raises StartupError.
 
         A linear layer whose weight the code of the family reads becomes transformers' own again.
         """
         name, base, hidden = self.config.architecture, model.base_model, self.config.hidden_size
-        usual = model.get_experts_implementation()
-        model.set_experts_implementation(
-            "batched_mm"
-        )  # of the usual one's products the meta device has only bfloat16's
         while True:
             try:
-                with _refusing(name, "its code fails on torch's meta device"):
-                    specs = record_specs(base, _META)
+                with _refusing(name, _FAILS_ON_META), _experts_on_meta(model):
+                    specs = record_attention(base, _META).specs
                 setattr(model, model.base_model_prefix, _Rows())
                 with _refusing(name, "its code for logits fails"), torch.inference_mode():
                     shape = tuple(_logits(model, torch.empty(2, hidden, dtype=self.build.dtype, device=_META)).shape)
@@ -188,7 +205,6 @@ class TransformersDecoder(Model):
                 restore(model, error.layer)
                 continue
             setattr(model, model.base_model_prefix, base)
-            model.set_experts_implementation(usual)
             if shape != (2, self.config.vocab_size):
                 raise refusal(name, f"its logits have shape {shape} for 2 rows")
             return specs
@@ -197,6 +213,17 @@ class TransformersDecoder(Model):
 def _logits(causal_lm: PreTrainedModel, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
     logits: Tensor = causal_lm(inputs_embeds=hidden[None], use_cache=False).logits[0]
     return logits.float()
+
+
+@contextmanager
+def _experts_on_meta(model: PreTrainedModel) -> Iterator[None]:
+    """Let experts use products that the meta device has in all types; of the usual ones it has only bfloat16's."""
+    usual = model.get_experts_implementation()
+    model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(usual)
 
 
 @contextmanager

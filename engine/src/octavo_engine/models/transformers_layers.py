@@ -18,11 +18,15 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from octavo_engine.layers.embedding import Embedding
+from octavo_engine.layers.head import gather_logits
 from octavo_engine.layers.layer import BuildContext, Layer
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.linear_method import DenseMethod, LinearSpec
 from octavo_engine.layers.mlp import gated_specs
 from octavo_engine.layers.moe import Experts
+from octavo_engine.layers.norm import RankNorm
+from octavo_engine.layers.shard import split_outputs, vocabulary_shares
+from octavo_engine.models.transformers_trial import Cut, ModelPart
 from octavo_engine.models.transformers_weights import CheckpointNames
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
 
@@ -43,13 +47,14 @@ class WeightIsReadError(Exception):
 
 
 class RowLinear(Linear):
-    """A linear layer for inputs [..., in_features]. A `wide` one has fp32 outputs."""
+    """A linear layer for inputs [..., in_features]. A `wide` one is the head, with fp32 outputs of all ranks."""
 
     def __init__(
-        self, name: str, module: nn.Linear, build: BuildContext, *, wide: bool = False, tied: Any = None
+        self, name: str, module: nn.Linear, build: BuildContext, cut: Cut, *, wide: bool = False, tied: Any = None
     ) -> None:
-        out, size = module.weight.shape
-        spec = LinearSpec(in_features=size, outs=(out,), names=(name,), bias=module.bias is not None, wide=wide)
+        names, has_bias = (name,), module.bias is not None
+        size, shard = module.in_features, cut.shard
+        spec = LinearSpec(in_features=size, outs=cut.outs, names=names, bias=has_bias, wide=wide, shard=shard)
         super().__init__(spec, build, tied=tied)
         self.replaced = (module,)  # in a tuple, as the module is no part of the model
         self.is_tied = tied is not None
@@ -58,11 +63,12 @@ class RowLinear(Linear):
     def __call__(self, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
         if x.is_meta:
             spec = self.spec
-            out = F.linear(x, x.new_empty(spec.outs[0], spec.in_features, dtype=self._dtype))
+            outs = sum(spec.outs if spec.wide else spec.rank_outs)
+            out = F.linear(x, x.new_empty(outs, spec.rank_inputs, dtype=self._dtype))
             return out.float() if spec.wide else out
         rows = x.flatten(0, -2)
-        out = self.wide(rows) if self.spec.wide else super().__call__(rows)
-        return out.view(*x.shape[:-1], -1)
+        out = gather_logits(self.wide(rows), self) if self.spec.wide else super().__call__(rows)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
     @property
     def weight(self) -> Tensor:
@@ -85,15 +91,22 @@ class RowEmbedding(Embedding):
         return super().__call__(ids.flatten()).view(shape)
 
 
+class RowNorm(RankNorm):
+    """An RMS norm over the values of all ranks."""
+
+    def __call__(self, x: Float[Tensor, "*rows part"], update: Tensor | None = None) -> Float[Tensor, "*rows part"]:
+        return x if x.is_meta else super().__call__(x, update)
+
+
 class RowExperts(Experts):
     """Experts that are called with rows, and the numbers and weights of each row's experts. The run on the meta device
-    shows how many each row has."""
+    shows how many each row has. Each rank has a part of every expert."""
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor, start: Tensor | None = None) -> Tensor:
         if x.is_meta:
             self.top_k = numbers.shape[1]
             return x.new_empty(len(numbers), self.specs[0].in_features)
-        return super().__call__(x, numbers, weights.float(), start)
+        return self.specs[1].shard.group.all_reduce(super().__call__(x, numbers, weights.float(), start))
 
 
 class FixedRope:
@@ -129,8 +142,9 @@ class FixedRope:
         self._rope.rope_type = dict.fromkeys(self._type, "default") if is_listed else "default"
 
 
-def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildContext) -> None:
-    """Put our layers in place of all modules that have one. Modules with another type than the model's stay."""
+def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildContext, part: ModelPart) -> None:
+    """Put our layers in place of all modules that have one, with this rank's part of them. Modules with another type
+    than the model's stay."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     table = tied = getattr(embedding, "weight", None)
     modules, num_experts = [(name, module) for name, module in model.named_modules() if name], dict[str, int]()
@@ -147,7 +161,16 @@ def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildC
         if type(module) is nn.Linear and module.weight.dtype == build.dtype:
             tie = tied if module.weight is table else None
             of_layer = replace(build, quantise_to=None) if _routes(name, module, num_experts) else build
-            model.set_submodule(name, RowLinear(name, module, of_layer, wide=module is head, tied=tie))
+            cut = _cut_head(module, build) if module is head else part.linears.get(name, Cut.whole(module))
+            model.set_submodule(name, RowLinear(name, module, of_layer, cut, wide=module is head, tied=tie))
+        elif (norm := part.norms.get(name)) is not None:
+            size, copies = module.weight.numel(), norm.copies
+            model.set_submodule(name, RowNorm(name, size, build, eps=norm.eps, part=norm.values, copies=copies))
+    for name, rows in part.rows.items():
+        owner, _, key = name.rpartition(".")
+        module = model.get_submodule(owner)
+        held = getattr(module, key)[rows.own.start : rows.own.stop]
+        module._parameters[key] = nn.Parameter(held, requires_grad=False)
 
 
 def restore(model: PreTrainedModel, layer: RowLinear) -> None:
@@ -164,7 +187,13 @@ def tie_head(model: PreTrainedModel, build: BuildContext) -> None:
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if isinstance(head, RowLinear) and head.is_tied and not isinstance(embedding, RowEmbedding):
-        head.method = DenseMethod(head.spec, build, embedding.weight.detach())
+        rows = head.spec.shard.outputs(0, len(embedding.weight))
+        head.method = DenseMethod(head.spec, build, embedding.weight.detach()[rows.start : rows.stop])
+
+
+def _cut_head(module: nn.Linear, build: BuildContext) -> Cut:
+    rows = vocabulary_shares(build.group, module.out_features)[build.group.rank]
+    return Cut((module.out_features,), split_outputs(build.group, rows))
 
 
 def _routes(name: str, module: nn.Linear, num_experts: Mapping[str, int]) -> bool:

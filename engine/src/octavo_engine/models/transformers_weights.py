@@ -5,7 +5,7 @@ after the renaming, and load experts one by one. Other conversions are transform
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
@@ -26,6 +26,7 @@ from transformers.core_model_loading import (
 )
 
 from octavo_engine.layers.layer import WeightSlot
+from octavo_engine.models.transformers_trial import Unit
 from octavo_engine.wire.errors import StartupError, first_line
 
 #: Operations that merge the projections of experts: dimension by class.
@@ -125,12 +126,19 @@ def own_tensors(model: nn.Module) -> list[OwnTensor]:
     ]
 
 
-def plain_slots(tensors: Iterable[OwnTensor]) -> list[WeightSlot]:
-    """Return a slot for each tensor that a checkpoint has."""
+def plain_slots(tensors: Iterable[OwnTensor], rows: Mapping[str, Unit]) -> list[WeightSlot]:
+    """Return a slot for each tensor that a checkpoint has. `rows`: by name, those that a rank has of a tensor."""
     stored = {id(each.tensor): each for each in reversed([*tensors]) if not each.is_computed}
-    return [
-        WeightSlot(each.name, tuple(each.tensor.shape), each.tensor.data.copy_) for each in reversed(stored.values())
-    ]
+    return [_plain_slot(each, rows.get(each.name)) for each in reversed(stored.values())]
+
+
+def _plain_slot(own: OwnTensor, rows: Unit | None) -> WeightSlot:
+    held = own.tensor.data
+    if rows is None:
+        return WeightSlot(own.name, tuple(held.shape), held.copy_)
+    return WeightSlot(
+        own.name, (rows.count, *held.shape[1:]), lambda tensor: held.copy_(tensor[rows.own.start : rows.own.stop])
+    )
 
 
 def keep_wide_types(model: PreTrainedModel, dtype: torch.dtype) -> None:
