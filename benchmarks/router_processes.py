@@ -1,12 +1,15 @@
 """Replicas and a router as processes that a benchmark may kill; each keeps its address when it is started again."""
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ SERVE = {"real": ("-m", "octavo_server.cli.main"), "paced": (str(ENGINES / "pace
 QUIET = ("--host", "127.0.0.1", "--disable-uvicorn-access-log")
 START_TIMEOUT_S = 180
 LOOK_S = 0.005
+_PR_SET_PDEATHSIG = 1
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only; looked up here, as a fork may copy a locked loader
 
 
 class Killable:
@@ -32,7 +37,8 @@ class Killable:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process in a session of its own: Ctrl-C reaches only the script, which stops it."""
+        """Start the process in a session of its own: Ctrl-C reaches only the script, which stops it. On Linux the
+        process also ends when the script is killed."""
         paths = os.pathsep.join([str(ENGINES), os.environ.get("PYTHONPATH", "")])
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -41,6 +47,7 @@ class Killable:
                 stderr=output,
                 env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,
+                preexec_fn=_prctl and partial(_prctl, _PR_SET_PDEATHSIG, signal.SIGTERM),
             )
 
     @property
