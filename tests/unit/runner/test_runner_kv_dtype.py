@@ -104,7 +104,7 @@ def test_blocks_have_the_identity_of_the_caches_type(folder: Path) -> None:
     for each in narrow:
         assert (each.kv_dtype, each.dtype) == ("fp8_e4m3", "float32")
         assert each.weights_fingerprint == wide.weights_fingerprint
-        assert each.hash_root == root_hash(wide.weights_fingerprint, "fp8_e4m3", 16) != wide.hash_root
+        assert each.hash_root == root_hash(wide.weights_fingerprint, "fp8_e4m3 of float32", 16) != wide.hash_root
         assert 4 * each.kv_bytes == wide.kv_bytes
 
 

@@ -198,6 +198,7 @@ def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
     config, plan = plans.config, plans.ranks[0]
     dtype = str(plan.dtype).removeprefix("torch.")
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kind = dtype if kv_dtype == dtype else f"{kv_dtype} of {dtype}"  # values are computed in the model's type
     return ReadyInfo(
         max_model_len=plan.max_model_len,
         adapter_folders={module.name: module.path for module in config.lora_modules},
@@ -208,7 +209,7 @@ def _describe(plans: RankPlans, device: Device, fingerprint: str) -> ReadyInfo:
         kv_dtype=kv_dtype,
         device=device.name,
         weights_fingerprint=fingerprint,
-        hash_root=root_hash(fingerprint, kv_dtype, config.block_size),
+        hash_root=root_hash(fingerprint, kind, config.block_size),
         weights_bytes=sum(each.model.weights_bytes for each in plans.ranks),
         kv_bytes=sum(each.kv.kv_bytes for each in plans.ranks),
         max_num_seqs=most_seqs(config),
