@@ -1,5 +1,7 @@
 """Methods of `LLM` for scripts written for vLLM: enqueue, beam search, tokenizer, metrics, refusals, exports."""
 
+from dataclasses import replace
+
 import octavo_engine
 import pytest
 from octavo_engine import LLM, BeamSearchParams, EngineArgs, TokensPrompt
@@ -128,8 +130,13 @@ def test_unsupported_methods_refuse_by_name(llm, name):
         getattr(llm, name)("x", use_tqdm=False)
 
 
-def test_the_engine_has_one_device_and_no_multimodal_cache(llm):
+def test_the_world_size_is_the_number_of_ranks(llm, monkeypatch):
     assert llm.get_world_size() == 1
+    monkeypatch.setattr(llm, "config", replace(llm.config, tensor_parallel_size=2, pipeline_parallel_size=3))
+    assert llm.get_world_size(include_dp=False) == 6
+
+
+def test_a_model_of_text_has_no_multimodal_cache(llm):
     assert llm.reset_mm_cache() is None
 
 

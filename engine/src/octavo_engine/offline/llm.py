@@ -23,6 +23,7 @@ from octavo_engine.offline.metrics import MetricValue, OfflineMetrics, ProgressB
 from octavo_engine.offline.script_types import EngineArgs, LoRARequest
 from octavo_engine.offline.unsupported import UnsupportedMethods
 from octavo_engine.process.client import DEFAULT_LOADER
+from octavo_engine.settings.config import num_ranks
 from octavo_engine.settings.engine_args import check_call, resolve_config, unused_arguments
 from octavo_engine.settings.records import ContentFormatName
 from octavo_engine.settings.vllm import describe_unused, unused_variables
@@ -230,8 +231,8 @@ class LLM(UnsupportedMethods):
         return self._metrics.read(self.stats, self.config.model)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Return 1: the engine runs on one device."""
-        return 1
+        """Return the number of ranks, which have a process each. There is no data parallelism to include."""
+        return num_ranks(self.config)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the default parameters of `generate`: vLLM's defaults, overridden by generation_config.json."""
