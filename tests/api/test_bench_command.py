@@ -83,6 +83,22 @@ async def test_chat_benchmark_with_a_file_saves_all_results(served, tmp_path):
     assert {request.params.temperature for request in served.engine.requests} == {0}
 
 
+async def test_results_that_cannot_be_saved_end_a_benchmark_before_its_requests(served, tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = await bench("--base-url", served.url, "--save-result", "--result-dir", str(tmp_path / "file"))
+    assert code == 1
+    assert "File exists" in err
+    assert not served.engine.requests
+
+
+async def test_a_label_may_have_slashes(served, tmp_path):
+    flags = ("--num-prompts", "1", "--random-input-len", "8", "--random-output-len", "4", "--label", "a/b")
+    code, _, err = await bench("--base-url", served.url, *flags, "--save-result", "--result-dir", str(tmp_path))
+    assert (code, err) == (0, "")
+    (path,) = tmp_path.iterdir()
+    assert path.name.startswith("a-b-infqps-")
+
+
 async def test_a_sweep_has_a_block_for_each_load_and_a_table(served, tmp_path):
     flags = ("--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4")
     code, out, err = await bench(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import uvloop
@@ -45,9 +46,10 @@ def bench_serve(args: argparse.Namespace) -> int:
     try:
         options = parse_options(args)
         check_dataset(args)
+        folder = _make_folder(args)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runs, measured = runner.run(_measure(options, args))
-        for path in save_results(options, args, measured, runs):
+        for path in save_results(folder, options, args, measured, runs):
             print(f"results: {path}")
     except (ApiFailure, InvalidDataset, StartupError, OSError) as error:
         hint = f" Start a server with `octavo serve --port {args.port}`." if isinstance(error, Unreachable) else ""
@@ -181,17 +183,29 @@ def _progress(total: int, *, enabled: bool) -> Iterator[OnProgress]:
         yield on_progress
 
 
+def _make_folder(args: argparse.Namespace) -> Path | None:
+    """Make the folder of the results before anything is measured; return None if none are saved. Raises OSError."""
+    if not (args.save_result or args.append_result):
+        return None
+    folder = Path(args.result_dir or ".")
+    (folder / (args.result_filename or "result")).parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=folder):  # it can be written to
+        return folder
+
+
 def save_results(
-    options: BenchOptions, args: argparse.Namespace, measured: BenchSubject, runs: Sequence[Run]
+    folder: Path | None,
+    options: BenchOptions,
+    args: argparse.Namespace,
+    measured: BenchSubject,
+    runs: Sequence[Run],
 ) -> list[Path]:
-    """Write the results if --save-result or --append-result is set; return the files. Raises OSError.
+    """Write the results to the folder; return the files. Raises OSError.
 
     The files have vLLM's keys and names. A sweep writes a file per load, or a line per load to one file.
     """
-    if not (args.save_result or args.append_result):
+    if folder is None:
         return []
-    folder = Path(args.result_dir or ".")
-    folder.mkdir(parents=True, exist_ok=True)
     date = time.strftime("%Y%m%d-%H%M%S")
     appends = args.append_result or (args.result_filename is not None and len(runs) > 1)
     written: dict[Path, None] = {}
@@ -233,7 +247,7 @@ def _rate(rate: float) -> float | str:
 
 
 def _file_name(args: argparse.Namespace, measured: BenchSubject, run: Run, date: str) -> str:
-    label = args.label or args.backend
+    label = (args.label or args.backend).replace("/", "-")
     limit = f"-concurrency{run.max_concurrency}" if run.max_concurrency is not None else ""
     model = measured.model.rpartition("/")[2]
     if args.ramp_up_strategy is not None:
