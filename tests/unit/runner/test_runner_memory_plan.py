@@ -91,7 +91,8 @@ def plan_smolvlm(folder: Path, total_bytes: int = 1 << 40, **flags: Any) -> Memo
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(hf))
     write_vision_files(folder, files)
-    flags |= {"load_format": "dummy", "dtype": "float32", "mm_processor_cache_gb": 1 / 64, "media_workers": 2}
+    flags = {"mm_processor_cache_gb": 1 / 64} | flags
+    flags |= {"load_format": "dummy", "dtype": "float32", "media_workers": 2}
     config = EngineConfig(model=str(folder), max_num_batched_tokens=70, **flags)
     return plan_memory(config, LimitedDevice(total_bytes), read_checkpoint(config, resolve_files(config)).config)
 
@@ -119,3 +120,13 @@ def test_the_images_take_memory_from_the_kv_cache(tmp_path: Path) -> None:
 def test_an_error_of_a_plan_names_the_images(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"images 272\.8 MiB and"):
         plan_smolvlm(tmp_path, kv_cache_memory_bytes=1 << 41)
+
+
+@pytest.mark.parametrize("cache_gb", [0, 1.0])
+def test_an_error_says_how_images_take_less_memory(tmp_path: Path, cache_gb: float) -> None:
+    """Without a cache, images that wait for their encoding take as much as one of 1 GiB may."""
+    remedy = r"or set --mm-processor-cache-gb 0\.1"
+    with pytest.raises(StartupError, match=remedy):
+        plan_smolvlm(tmp_path, GIB, mm_processor_cache_gb=cache_gb)
+    with pytest.raises(StartupError, match=remedy):
+        plan_smolvlm(tmp_path, kv_cache_memory_bytes=1 << 41, mm_processor_cache_gb=cache_gb)

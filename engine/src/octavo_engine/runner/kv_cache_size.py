@@ -19,6 +19,7 @@ from octavo_engine.settings.config import EngineConfig, batched_tokens, most_seq
 from octavo_engine.wire.errors import StartupError
 
 _HALF_UP_TO_BYTES = 4 * GIB
+_SMALL_CACHE_GB = 0.1  # room for the images of some requests
 _MOST_OF_FREE = 0.9  # share that --gpu-memory-utilization may take of the free memory
 _MOST_BLOCKS = 1 << 16  # default limit, as block tables take memory; flags or max_num_seqs may require more
 _LESS = 0.05  # share that the remedy gives back when a start runs out of memory
@@ -200,11 +201,20 @@ def _no_room(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, kv_by
     swap = f", its swap space {size(_swap_bytes(config))}" if config.swap_space and not memory.is_gpu else ""
     swap += f", its images {size(model.images_bytes)}" if model.images_bytes else ""
     other, remedy = ("largest step", ", lower --max-num-batched-tokens") if memory.is_gpu else ("processes", "")
+    remedy += _less_for_images(config, model, memory)
     return (
         f"the model does not fit: of {limited}{shared}, its weights take {size(model.weights_bytes)}{swap} and its "
         f"{other} {size(model.reserve_bytes)}; {size(kv_bytes)} of the rest are for the KV cache, less than "
         f"{_LEAST_TOKENS} tokens: use a smaller model, give it more memory{remedy}, or set a short --max-model-len."
     )
+
+
+def _less_for_images(config: EngineConfig, model: ModelMemory, memory: MemoryInfo) -> str:
+    """Return a remedy for images that take much of a CPU's memory. 0 keeps room for images that are not cached."""
+    is_large = config.mm_processor_cache_gb == 0 or config.mm_processor_cache_gb > _SMALL_CACHE_GB
+    if not is_large or not model.images_bytes or memory.is_gpu:
+        return ""
+    return f", or set --mm-processor-cache-gb {_SMALL_CACHE_GB}"
 
 
 def _too_small(config: EngineConfig, num_blocks: int, max_model_len: int, model: ModelMemory) -> str:
@@ -236,6 +246,7 @@ def _too_little_free(
         remedy = f"set --max-model-len to at most {fits}" if fits else "use a smaller model"
     beside = model.images_bytes + (model.reserve_bytes if memory.is_gpu else _swap_bytes(config))
     needed = model.weights_bytes + beside + num_blocks * model.bytes_per_block
+    remedy += _less_for_images(config, model, memory)
     remedy = f"end other programs, or {remedy}" if needed <= memory.total_bytes else remedy
     return (
         f"the model does not fit into the free memory: weights {size(model.weights_bytes)}{swap} and {kv} "
