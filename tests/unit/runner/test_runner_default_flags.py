@@ -100,7 +100,7 @@ def test_the_chosen_length_is_logged_in_one_line(tmp_path: Path, caplog: pytest.
         dry_run("Llama-3.2-3B", tmp_path, Machine())
     lines = [record.message for record in caplog.records if "max_model_len" in record.message]
     assert len(lines) == 1
-    for figure in ("38912", "131072", "24.00 GiB", "6.78 GiB", "112.0 KiB", "--max-model-len"):
+    for figure in ("38912", "131072", "24.00 GiB", "6.74 GiB", "112.0 KiB", "--max-model-len"):
         assert figure in lines[0]
 
 

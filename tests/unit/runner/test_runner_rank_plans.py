@@ -1,5 +1,6 @@
 """Ranks divide threads and memory, and have equal numbers of blocks."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,17 @@ def test_a_length_that_rank_0_cannot_hold_with_its_draft_model_is_shortened(mode
     assert drafting.config.max_model_len is not None
     assert plain.config.max_model_len is not None
     assert drafting.config.max_model_len < plain.config.max_model_len
+
+
+def test_the_length_of_all_hosts_is_logged_once(
+    model: tuple[Path, ModelConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second host has less memory, and so it limits the length."""
+    hosts = [host("a", num_gpu_blocks_override=4), host("b", num_gpu_blocks_override=3)]
+    with caplog.at_level(logging.INFO, logger="octavo_engine"):
+        assert plan_ranks(settings(2, nnodes=2), Host(16 * GIB), model[1], hosts=hosts).config.max_model_len == 48
+    (line,) = [record.message for record in caplog.records if "max_model_len" in record.message]
+    assert line.startswith("max_model_len auto: 48 of the model's 128 tokens")
 
 
 def test_a_rank_that_does_not_fit_is_named(model: tuple[Path, ModelConfig]) -> None:

@@ -110,7 +110,6 @@ def plan_memory(
     max_model_len = longest
     if config.max_model_len is None:
         max_model_len = fitting_len(config, model, memory, longest=longest)
-        _log_length(config, model, memory, max_model_len, longest)
     if max_model_len < longest:  # RoPE's table, which counts as weights, becomes smaller
         model = model_memory(dtype, max_model_len)
     kv = size_kv(config, model, memory, max_model_len=max_model_len)
@@ -262,15 +261,21 @@ def _sum(config: EngineConfig, target: ModelMemory, draft: ModelMemory, eager_dr
     )
 
 
-def _log_length(config: EngineConfig, model: ModelMemory, memory: MemoryInfo, chosen: int, longest: int) -> None:
+def log_length(config: EngineConfig, longest: int, host: HostMemory, plan: MemoryPlan) -> None:
+    """Log the length that was chosen for all ranks by the plan of one. `config`: the user's."""
+    if config.max_model_len is not None:
+        return
+    model, memory, chosen = plan.model, plan.memory, plan.max_model_len
     if chosen == longest:
         _LOGGER.info("max_model_len auto: %d tokens, the model's own length", longest)
         return
     kv_bytes = model.set_kv_bytes
+    if kv_bytes is None:
+        kv_bytes = kv_bytes_by_limit(with_host(config, host), model, memory)
     _LOGGER.info(
         "max_model_len auto: %d of the model's %d tokens, as many as %s of KV cache hold at %s a token; weights take "
         "%s of %s of memory; --max-model-len sets another length",
-        *(chosen, longest, size(kv_bytes_by_limit(config, model, memory) if kv_bytes is None else kv_bytes)),
+        *(chosen, longest, size(kv_bytes)),
         f"{model.bytes_per_block / config.block_size / 1024:.1f} KiB",
         *(size(model.weights_bytes), size(memory.total_bytes)),
     )

@@ -25,6 +25,7 @@ from octavo_engine.runner.memory_plan import (
     MemoryPlan,
     build_on_meta,
     first_dtype,
+    log_length,
     longest_request,
     own_memory,
     plan_memory,
@@ -89,6 +90,7 @@ def plan_ranks(
     config = with_max_num_seqs(config, min((each.memory for each in hosts), key=lambda memory: memory.total_bytes))
     if size == 1:
         plan = plan_memory(config, device, model_config, stored, draft, host=hosts[0])
+        log_length(config, longest_request(config, model_config), hosts[0], plan)
         return RankPlans(config=config, hosts=hosts, ranks=[plan])
 
     num_layers = _divide_layers(config, device, model_config, stored)
@@ -107,9 +109,11 @@ def plan_ranks(
 
     # The last rank of a stage has the most KV heads, and so has the last rank of a stage on each host.
     last = {*range(per_stage - 1, size, per_stage), *range(ranks_per_host(config) - 1, size, ranks_per_host(config))}
-    largest = [plan_rank(rank, config) for rank in sorted(last if draft is None else {0} | last)]
-    dtype = str(min((each.dtype for each in largest), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
-    max_model_len = min(each.max_model_len for each in largest)
+    largest = {rank: plan_rank(rank, config) for rank in sorted(last if draft is None else {0} | last)}
+    dtype = str(min((each.dtype for each in largest.values()), key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+    shortest = min(largest, key=lambda rank: largest[rank].max_model_len)
+    max_model_len = largest[shortest].max_model_len
+    log_length(config, longest_request(config, model_config), hosts[shortest], largest[shortest])
     resolved = {"dtype": dtype, "max_model_len": max_model_len, "device": device.name}
     config = replace(config, **resolved)  # type: ignore[arg-type]
     ranks = [plan_rank(rank, config) for rank in range(size)]
