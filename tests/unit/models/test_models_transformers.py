@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
-from octavo_engine.models import registry, transformers_decoder
+from octavo_engine.models import registry, transformers_support
 from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
@@ -140,10 +140,10 @@ def test_numbers_of_other_architectures_are_bounded(model: tuple[str, str], chan
 
 
 def test_the_number_of_modules_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers_decoder, "_MOST_MODULES", 20)
+    monkeypatch.setattr(transformers_support, "_MOST_MODULES", 20)
     with pytest.raises(StartupError, match=r"GraniteForCausalLM.* more than 20 modules"):
         build(config_of("granite", "GraniteForCausalLM"))
-    monkeypatch.setattr(transformers_decoder, "_MOST_MODULES", 200)
+    monkeypatch.setattr(transformers_support, "_MOST_MODULES", 200)
     with pytest.raises(StartupError, match=r"GraniteMoeForCausalLM.* more than 200 modules"):
         build(config_of("granitemoe", "GraniteMoeForCausalLM", num_local_experts=99))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from octavo_engine.devices.device import CpuDevice
 from octavo_engine.devices.memory import GIB, PROCESS_BYTES, MemoryInfo
+from octavo_engine.models import transformers_support
 from octavo_engine.runner.checkpoint import read_checkpoint
 from octavo_engine.runner.memory_plan import MEDIA_WORKER_BYTES, MemoryPlan, plan_memory
 from octavo_engine.settings.config import EngineConfig
@@ -80,12 +81,12 @@ def test_a_share_beyond_the_free_memory_is_cut_with_a_warning(folder: Path, capl
     assert "1024.00 GiB of 4096.00 GiB" in caplog.text
 
 
-def plan_smolvlm(folder: Path, total_bytes: int = 1 << 40, **flags: Any) -> MemoryPlan:
+def plan_smolvlm(folder: Path, total_bytes: int = 1 << 40, *, num_layers: int = 1, **flags: Any) -> MemoryPlan:
     """Plan for a model without weights in its folder."""
     files = VISION["smolvlm"]
     text = {"model_type": "llama", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
-    tower = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tower = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": num_layers, "num_attention_heads": 2}
     hf = files.hf | {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"]}
     hf |= {"vision_config": tower | files.hf["vision_config"], "text_config": text, "image_token_id": VOCAB}
     folder.mkdir(exist_ok=True)
@@ -130,3 +131,10 @@ def test_an_error_says_how_images_take_less_memory(tmp_path: Path, cache_gb: flo
         plan_smolvlm(tmp_path, GIB, mm_processor_cache_gb=cache_gb)
     with pytest.raises(StartupError, match=remedy):
         plan_smolvlm(tmp_path, kv_cache_memory_bytes=1 << 41, mm_processor_cache_gb=cache_gb)
+
+
+def test_a_vision_tower_of_too_many_layers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit, the layers fill the memory. (A lower limit than 2^18 makes the test fast.)"""
+    monkeypatch.setattr(transformers_support, "_MOST_MODULES", 500)
+    with pytest.raises(StartupError, match=r"vision tower: its config\.json asks for more than 500 modules"):
+        plan_smolvlm(tmp_path, num_layers=10**7)

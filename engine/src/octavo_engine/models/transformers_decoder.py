@@ -6,7 +6,6 @@ the whole model with a stub as its base, because some families scale or cap ther
 `registry` imports this module.
 """
 
-import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
@@ -20,7 +19,6 @@ import torch
 import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
@@ -38,7 +36,13 @@ from octavo_engine.models.transformers_layers import (
     tie_head,
 )
 from octavo_engine.models.transformers_ranks import divide
-from octavo_engine.models.transformers_support import check_specs, find_family, refusal, with_dimensions
+from octavo_engine.models.transformers_support import (
+    bounded_modules,
+    check_specs,
+    find_family,
+    refusal,
+    with_dimensions,
+)
 from octavo_engine.models.transformers_trial import ModelPart
 from octavo_engine.models.transformers_weights import (
     CheckpointNames,
@@ -52,7 +56,6 @@ from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_MODULES = 2**18
 _META = torch.device("meta")
 _FAILS_ON_META = "its code fails on torch's meta device"
 
@@ -78,7 +81,7 @@ class TransformersDecoder(Model):
         build = replace(build, block_formats=formats)
         ropes = FixedRope.of_model(model)
         part = self._divide(model, build)
-        with _refusing(config.architecture, "it cannot be built"), _bounded_modules():
+        with _refusing(config.architecture, "it cannot be built"), bounded_modules():
             replace_layers(model, self.names, build, part)
         self.specs = self._trace(model)
         if part.heads and part.heads != [(spec.num_heads, spec.kv.num_kv_heads) for spec in self.specs]:
@@ -172,7 +175,7 @@ class TransformersDecoder(Model):
     def _on_meta(self, family: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
         """Build the model on the meta device, for inference."""
         dtype = self.build.dtype
-        with _refusing(self.config.architecture, "it cannot be built"), _META, _bounded_modules():
+        with _refusing(self.config.architecture, "it cannot be built"), _META, bounded_modules():
             model: PreTrainedModel = family._from_config(  # type: ignore[no-untyped-call]
                 config, dtype=dtype, attn_implementation=NAME
             )
@@ -237,19 +240,3 @@ def _refusing(architecture: str, failure: str) -> Iterator[None]:
         raise refusal(architecture, f"it {error}") from error
     except Exception as error:
         raise refusal(architecture, f"{failure}: {first_line(error)}") from error
-
-
-@contextmanager
-def _bounded_modules() -> Iterator[None]:
-    """Raise ValueError once a model has too many modules, whichever number of its config is wrong."""
-    count = itertools.count()
-
-    def check(*_: Any) -> None:
-        if next(count) == _MOST_MODULES:
-            raise ValueError(f"its config.json asks for more than {_MOST_MODULES} modules")
-
-    handle = register_module_module_registration_hook(check)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -1,8 +1,13 @@
 """Finds an architecture in transformers; refuses those that the paged KV cache cannot serve, with reason and remedy."""
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import transformers
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -12,6 +17,7 @@ from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError, first_line
 
 _LAYERS = "num_hidden_layers"
+_MOST_MODULES = 2**18
 _REQUIRED = ("vocab_size", "hidden_size", _LAYERS, "num_attention_heads", "max_position_embeddings")
 _OF_QUANTISATION = ("quantization_config", "compression_config")  # weights are expanded before transformers gets them
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -88,6 +94,22 @@ def refusal(architecture: str, reason: str) -> StartupError:
         f"architecture '{architecture}' is not supported: {reason}: use a model of another architecture; "
         "docs/guide/models.md lists tested ones."
     )
+
+
+@contextmanager
+def bounded_modules() -> Iterator[None]:
+    """Raise ValueError once a model has too many modules, whichever number of its config is wrong."""
+    count = itertools.count()
+
+    def check(*_: Any) -> None:
+        if next(count) == _MOST_MODULES:
+            raise ValueError(f"its config.json asks for more than {_MOST_MODULES} modules")
+
+    handle = register_module_module_registration_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _problem_of_family(family: type[PreTrainedModel], config: PreTrainedConfig) -> str | None:

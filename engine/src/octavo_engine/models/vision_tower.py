@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.utils import logging as hf_logging
 
 from octavo_engine.layers.layer import BuildContext
+from octavo_engine.models.transformers_support import bounded_modules
 from octavo_engine.settings.records import VisionConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
@@ -38,7 +39,7 @@ class VisionTower:
         hf["text_config"] = text | {k: v for k, v in _NO_TEXT.items() if k != "layer_types"}
         try:
             self._hf = self._class.config_class.from_dict(hf)
-            with torch.device("meta"):
+            with torch.device("meta"), bounded_modules():
                 whole = self._class._from_config(self._hf, dtype=build.dtype)
         except Exception as error:
             raise StartupError(f"transformers cannot build the vision tower: {first_line(error)}") from error
