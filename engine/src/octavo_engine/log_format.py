@@ -49,7 +49,7 @@ def _indented(text: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Each line is an object: time, level, logger, process, message, and request_id and exception if there are any.
+    """Formats a record as a JSON object: time, level, logger, process, message; request_id and exception, if any.
 
     A record's attribute `fields` has further ones.
     """

@@ -62,7 +62,7 @@ class SleepSwitch:
 
 
 class AsyncLLM:
-    """Streams requests from one engine core. Create it with `start` and end it with `shutdown`, in one event loop.
+    """Streams the requests of one engine core. `start` and `shutdown` must be called in the same event loop.
 
     `frontend`: the model's tokenizer, chat template and defaults; its `resolve` checks parameters for many prompts.
     """
@@ -125,10 +125,10 @@ class AsyncLLM:
 
         Parameters from `resolve_pooling` give one output, with the prompt's vector as its `embedding`.
 
-        `kind` is `params.output_kind` by default. `tenant`, `weight`, `arrival_s` (default: now), `start_by_s`: see
-        `EngineRequest`. `adapter`: a name of `adapters`, or empty. Raises InvalidRequest and ModelNotFound before the
-        first output, as Unavailable while the engine sleeps; EngineDead at any time. If only a sequence fails, no
-        exception is raised: its finish_reason is "error".
+        `kind`: default `params.output_kind`. `tenant`, `weight`, `arrival_s` (default: now), `start_by_s`: see
+        `EngineRequest`. `adapter`: a name in `adapters`, or "". Before the first output, InvalidRequest and
+        ModelNotFound may be raised, and Unavailable while the engine sleeps; EngineDead may be raised at any time. If
+        only a sequence fails, nothing is raised: its finish_reason is "error".
         """
         tokenized = await self._tokenize(prompt, add_special_tokens)
         tokenized.cache_salt = cache_salt or tokenized.cache_salt
@@ -250,7 +250,7 @@ class AsyncLLM:
     def probe_core(self) -> int:
         """Send the core a probe, unless one is unanswered; return how many it has answered.
 
-        While it frees or restores memory, which takes minutes and has its own timeout, each call counts as an answer.
+        While the core frees or restores memory, which takes minutes and has its own timeout, each call counts as one.
         """
         self._num_answers += self._core.probe() or self._sleep_switch.is_switching
         return self._num_answers

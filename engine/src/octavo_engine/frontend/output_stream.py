@@ -92,7 +92,7 @@ class SequenceAssembly:
         return len(self.token_ids) >= self._num_read_tokens + num_due
 
     def output(self, *, delta: bool) -> CompletionOutput:
-        """Return the output so far, or only the part after the last delta, whose log-probabilities are then freed."""
+        """Return the output so far, or only the part after the last delta, and then free its log-probabilities."""
         logprobs = self.logprobs
         if delta and logprobs is not None:
             self.logprobs = []
@@ -118,8 +118,7 @@ class SequenceAssembly:
             self.cumulative_logprob += entry.logprobs[0]
 
     def _add_text(self, token_id: int, *, hidden: bool) -> bool:
-        """Append a token's text; return True if it completes a stop string, which only counts after `min_tokens`
-        tokens."""
+        """Append a token's text. Return True if it completes a stop string; before `min_tokens` tokens, none counts."""
         if hidden and not self._params.include_stop_str_in_output:
             return False
         text = self._detokenizer.push([token_id])
@@ -241,7 +240,7 @@ class RequestAssembly:
 
 
 class OutputStream:
-    """One request in flight: its assembly, and a signal to its only reader that output has arrived."""
+    """One request in flight: its output so far, and a signal for its only reader that more output has arrived."""
 
     __slots__ = ("_has_output", "_loop", "_waiter", "assembly")
 
@@ -261,7 +260,7 @@ class OutputStream:
             self._waiter.set_result(None)
 
     async def wait_for_output(self) -> None:
-        """Wait for the next output. As this runs for every token, it avoids the waiter list of an asyncio.Event."""
+        """Wait for the next output. This runs for every token, so it avoids the waiter list of asyncio.Event."""
         if not self._has_output:
             self._waiter = self._loop.create_future()
             await self._waiter

@@ -1,8 +1,8 @@
 """Builds an `EngineRequest` from a prompt and `SamplingParams`: tokenises, resolves defaults, rejects invalid requests.
 
-`resolve` does all work that does not depend on a prompt, once for all prompts of a request. Every request that `build`
-returns can run: lengths fit the context, ids are in the vocabulary, a seed is set. `LLM` and `AsyncLLM` share this
-module, which imports no torch and never changes the caller's `SamplingParams`.
+`resolve` does all work that does not depend on a prompt, once for all prompts of a request. A request that `build`
+returns can run: its length fits the context, its ids are in the vocabulary, and its seed is set. `LLM` and `AsyncLLM`
+share this module, which imports no torch and never changes the caller's `SamplingParams`.
 """
 
 import random
@@ -52,7 +52,7 @@ _TOKENIZE_OPTIONS: Mapping[str, Callable[[Any], bool]] = {
 
 @dataclass(slots=True, kw_only=True)
 class TokenizedPrompt:
-    """`text`: without the tokens of images. `adapter`: hash of the adapter's content, empty for the base model."""
+    """`text`: the prompt without image tokens. `adapter`: hash of the adapter's content; "" for the base model."""
 
     text: str | None
     token_ids: list[int]
@@ -71,7 +71,7 @@ class TokenizedPrompt:
 class ResolvedParams:
     """Sampling parameters that are valid for the model, and the grammar text of their structured output.
 
-    Prompts share the lists of one `params`, so nothing may change them. `pooling`: for embedding requests only.
+    All prompts of a request share `params` and its lists, so these must not be changed. `pooling`: only for embeddings.
     """
 
     params: SamplingParams
@@ -135,7 +135,7 @@ class Frontend:
         return self.text_files.tokenizer_config
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """Tokenise a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt",
+        """Tokenise a prompt: a text, token ids, or a dict with "prompt" or "prompt_token_ids" (and "cache_salt",
         "multi_modal_data", "mm_processor_kwargs"). Raises InvalidRequest."""
         if isinstance(prompt, str):
             return self._tokenized(prompt, prompt, (), add_special_tokens=add_special_tokens)
@@ -152,8 +152,8 @@ class Frontend:
         return replace(parsed, cache_salt=prompt.get("cache_salt") or "")
 
     def tokenize_with(self, options: Mapping[str, Any], prompt: Prompt) -> TokenizedPrompt:
-        """Tokenise and cut a prompt. `options`: vLLM's `add_special_tokens`, `truncate_prompt_tokens` and
-        `truncation_side`, as in requests over HTTP. Raises InvalidRequest."""
+        """Tokenise and truncate a prompt. `options`: vLLM's `add_special_tokens`, `truncate_prompt_tokens` and
+        `truncation_side`, as in HTTP requests. Raises InvalidRequest."""
         for name, value in options.items():
             if not _TOKENIZE_OPTIONS.get(name, lambda _: False)(value):
                 raise InvalidRequest(
@@ -260,7 +260,7 @@ class Frontend:
     def resolve(self, params: SamplingParams, *, priority: int = 0) -> ResolvedParams:
         """Check parameters and resolve their defaults, bad words and grammar. Raises InvalidRequest.
 
-        With bad words, long lists or a new grammar it is slow: run it in a thread.
+        This is slow with bad words, long lists or a new grammar: run it in a thread.
         """
         if self.model.pooling is not None:
             raise InvalidRequest(f"{self.config.model} is an embedding model and generates no text: use LLM.embed.")

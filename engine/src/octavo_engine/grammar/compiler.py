@@ -33,17 +33,17 @@ MAX_CACHED_CHARS = 1 << 20
 NUM_THREADS = 2  # a slow grammar does not delay the next grammar
 SILENT = 0
 INITIAL_LEXER_FUEL = 100_000
-MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
+MAX_LEXER_STATES = 50_000  # each takes 1 to 2 kB
 #: Sets of tokens that the library allows or skips as a whole, in addition to its own sets, which suit JSON. With them a
 #: regex of prose or names costs 15 µs per mask instead of 130 to 430 µs, and a vocabulary takes 40 ms more to load.
 MORE_SLICES = ("[a-z ]+", "[A-Za-z ]+", "[A-Za-z0-9_]+")
-#: Whitespace between JSON's tokens, unless the request sets it: none, one space, or a newline with indentation. Without
-#: a bound a small model may write only whitespace until it reaches max_tokens.
+#: Whitespace between JSON tokens, unless the request sets it: none, one space, or a newline with indentation. Without
+#: this limit, a small model may generate only whitespace until it reaches max_tokens.
 WHITESPACE = r"( ?|\n[ \t]{0,24})"
 #: Escapes allowed in JSON, one spelling per character. With \u and \/ one key could be written twice, in two spellings.
 ESCAPES = '"\\bfnrt'
-#: Stack of a thread that compiles. The library recurses into references and nested parts, which took up to 0.75 KiB for
-#: each byte of a grammar; a stack overflow would end the process. The pages that a thread never uses take no memory.
+#: Stack size of a thread that compiles. The library recurses into references and nested parts: up to 0.75 KiB of stack
+#: per byte of a grammar. A stack overflow would end the process; unused pages of a stack take no memory.
 STACK_BYTES = MAX_GRAMMAR_BYTES << 10
 
 
@@ -63,7 +63,7 @@ def parser_limits() -> LLParserLimits:
 
 
 class DeepThreads(ThreadPoolExecutor):
-    """Threads whose stacks have `STACK_BYTES`. A thread that other code starts at the same moment may get one, too."""
+    """Threads whose stacks have `STACK_BYTES`; so has a thread that other code starts while the size is set."""
 
     _resizing = threading.Lock()
 
@@ -77,7 +77,7 @@ class DeepThreads(ThreadPoolExecutor):
 
 
 def check_grammar(grammar: str) -> None:
-    """Check a grammar without a vocabulary. Raises GrammarError, also for a construct that llguidance would ignore."""
+    """Check a grammar without a vocabulary. Raises GrammarError, also if llguidance would ignore a part of it."""
     with DeepThreads(1, thread_name_prefix="grammar-check") as thread:  # one for each check, as a fork ends threads
         check = thread.submit(LLMatcher.validate_grammar_with_warnings, grammar, limits=parser_limits())
     _, messages = check.result()
@@ -103,7 +103,7 @@ def grammar_of_schema(schema: dict[str, Any], options: "JsonCompileOptions") -> 
 
 
 class Vocabulary:
-    """The token trie of llguidance, the only user of `eos_token_id`; `GrammarState` decides which ids end a text."""
+    """llguidance's token trie, in which only `eos_token_id` ends a text; `GrammarState` handles all ids that end it."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id
@@ -121,7 +121,7 @@ class Vocabulary:
 
 
 class _Wrapper(TokenizerWrapper):
-    """The tokenizer that llguidance calls. Special tokens are listed separately: a grammar's text never has them."""
+    """The tokenizer that llguidance calls. Special tokens are listed separately, because no grammar's text has them."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -136,7 +136,7 @@ class _Wrapper(TokenizerWrapper):
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenise text that a grammar forces, with the model's tokenizer if its tokens spell exactly these bytes."""
+        """Tokenise text that a grammar forces: by the model's tokenizer, if its tokens have exactly these bytes."""
         data = text.encode() if isinstance(text, str) else text
         try:
             ids = self._tokenizer.encode(data.decode(), add_special_tokens=False)

@@ -77,14 +77,14 @@ def _is_json(number: float) -> bool:
 
 
 def _has_negative(number: float) -> bool:
-    """Return False for a number that the library cannot negate as an integer: it would recurse without end, or refuse
-    the bound."""
+    """Return False if the library cannot negate the number as an integer: it would recurse without end, or refuse the
+    bound."""
     return number >= _LOWEST
 
 
 def _has_negative_unless_float(number: float) -> bool:
-    """Return False for a number that the library cannot negate. It reads numbers below -2^63 as floats if no type is
-    integer."""
+    """Return False if the library cannot negate the number. Unless a type is integer, it reads numbers below -2^63 as
+    floats."""
     return number >= _LOWEST or not isinstance(number, int) or number < -(2**63)
 
 

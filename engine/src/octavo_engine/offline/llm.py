@@ -43,8 +43,8 @@ MAX_WAIT_S = 0.1  # between two checks for Ctrl-C while a grammar is compiled
 
 
 class LLM(UnsupportedMethods):
-    """Offline inference. `arguments`: fields of `EngineConfig`, and those of vLLM's other engine arguments that
-    `settings.vllm` accepts. `loader` ("module:function") creates the executor; `hf_token`: see `set_hub_token`."""
+    """Offline inference. `arguments`: fields of `EngineConfig`, and vLLM's other engine arguments that `settings.vllm`
+    accepts. `loader` ("module:function"): creates the executor. `hf_token`: see `set_hub_token`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""`LLM.get_metrics`: metrics of requests and steps under vLLM's names, and the bar that shows rates of tokens."""
+"""`LLM.get_metrics`: metrics of requests and steps under vLLM's names; the progress bar that shows token rates."""
 
 import time
 from bisect import bisect_left

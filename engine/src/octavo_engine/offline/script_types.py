@@ -31,8 +31,8 @@ PromptType = str | list[int] | TextPrompt | TokensPrompt
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter for `LLM.generate` and `LLM.chat`. `lora_path`: folder of a PEFT checkpoint, which is read once for
-    each `lora_int_id`, and by each call with `load_inplace`; `lora_name` has no effect. Raises InvalidRequest.
+    """An adapter for `LLM.generate` and `LLM.chat`. `lora_path`: folder of a PEFT checkpoint, which is read once per
+    `lora_int_id`, or in each call with `load_inplace`. `lora_name` has no effect. Raises InvalidRequest.
     """
 
     lora_name: str

@@ -1,8 +1,7 @@
-"""Chooses the rows of logits of a step, one for the next token of a sequence and one for each draft, and accepts
-drafts.
+"""Chooses a step's rows of logits (for each sequence, one for its next token and one for each draft); accepts drafts.
 
-A draft is accepted if it equals the token that the sampler chooses at its position anyway. The tokens are thus those of
-steps without drafts, at every temperature.
+A draft is accepted if the sampler chooses the same token at its position, so the tokens equal those of steps without
+drafts, at every temperature.
 """
 
 from collections.abc import Mapping
@@ -20,8 +19,8 @@ Ints = npt.NDArray[np.int64]
 def rows_to_choose(
     sampling: list[SeqStep], last_row: Mapping[SeqId, int], held: Mapping[SeqId, SeqState]
 ) -> tuple[SampleRows, Ints]:
-    """Return the rows of these steps, in order, and the hidden row of each. `last_row`: each sequence's last row before
-    its drafts. `held`: all sequences."""
+    """Return the rows to sample for these steps, in order, and the index of each row's hidden state. `last_row`: index
+    of each sequence's last row before its drafts. `held`: all sequences."""
     first = [last_row[s.seq_id if s.logits_from is None else s.logits_from] for s in sampling]
     start = [s.start + s.num_tokens for s in sampling]
     counts = np.array([1 + len(s.draft_token_ids) for s in sampling], dtype=np.int64)
@@ -37,10 +36,10 @@ def rows_to_choose(
 
 
 def accept_drafts(sampling: list[SeqStep], rows: list[SeqResult]) -> dict[SeqId, SeqResult]:
-    """Join the results of each step's rows: tokens up to and including the first that differs from its draft.
+    """Join the results of each step's rows: the tokens up to and including the first that differs from its draft.
 
-    Rows after that one do not count, and neither do their errors. An error in a row after the first cuts the tokens
-    there; it recurs in the next step, whose first row is that row.
+    Later rows do not count, and neither do their errors. If a row after the first has an error, the tokens end before
+    it; the error recurs in the next step, in which this row is the first.
     """
     results, following = dict[SeqId, SeqResult](), iter(rows)
     for step in sampling:

@@ -28,8 +28,7 @@ _DOMAIN = np.uint64(0x6F637461766F0000 | DRAW_VERSION)  # "octavo"
 
 
 def choose_tokens(logits: Float[Tensor, "rows vocab"], params: DrawParams, copy: Copy = keep) -> Int[Tensor, " rows"]:
-    """Return a token per row, -1 for a row with NaN or without a finite maximum. `copy`: copies parameters to the
-    device.
+    """Return a token for each row, -1 if the row has NaN or no finite maximum. `copy`: copies parameters to the device.
 
     A GPU's kernel is started without waiting for the device.
     """
@@ -101,7 +100,7 @@ def _scaled(logits: Tensor, best: Float[Tensor, " rows"], params: DrawParams) ->
 
 
 def _cut(logits: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
-    """Return the least logit that top-k and top-p keep. Only rows that keep more than 64 logits are sorted."""
+    """Return each row's least logit that top-k and top-p keep. Only rows that keep over 64 logits are sorted."""
     rows, vocab = logits.shape
     params = params.copy()
     params["top_k"][params["top_k"] >= vocab] = 0
@@ -137,7 +136,7 @@ def _top_p_cut(
 
 
 def _total(logits: Tensor, best: Tensor, params: DrawParams) -> Float[Tensor, " rows"]:
-    """Return the mass of tokens that min-p keeps; 0 for rows with top-k, which count the top k's mass instead."""
+    """Return the sum of weights that min-p keeps; 0 for rows with top-k, whose sum is that of the top k instead."""
     total = torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
     some = np.flatnonzero(params["top_k"] == 0)
     if len(some):

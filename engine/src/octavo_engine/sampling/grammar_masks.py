@@ -38,7 +38,7 @@ class GrammarRows:
     errors: dict[int, str]
 
     def apply(self, logits: Float[Tensor, "rows vocab"], copy: Copy = keep) -> None:
-        """Apply the masks in place. They may leave a row without a token. `copy`: copies a mask to the device of the
+        """Apply the masks in place; they may exclude all tokens of a row. `copy`: copies a mask to the device of the
         logits."""
         apply_token_bitmask(logits, copy(torch.tensor(self.rows, dtype=torch.int64)), copy(self.words))
 
@@ -158,7 +158,7 @@ class GrammarMasks:
             time.sleep(0)  # release the GIL, so that the thread enters the library's call, which runs without it
 
     def rows(self, seq_ids: list[SeqId], num_drafts: npt.NDArray[np.int64]) -> GrammarRows | None:
-        """Return the masks for logits with a row for each sequence, or None; blocks until they are computed.
+        """Return the masks for logits that have a row per sequence, or None. Blocks until the masks are computed.
 
         `num_drafts[i]`: drafts of its sequence before row i.
         """

@@ -1,7 +1,7 @@
 """Keeps the ranks of a model in step: rank 0 alone samples, and all ranks append the tokens that it chooses.
 
-Every rank runs every plan, with the same calls of the model in the same order. During a step, rank 0 broadcasts its
-decisions: the chosen tokens, and the drafts, which depend on grammars and on a draft model that only rank 0 has.
+All ranks run all plans, and call the model in the same order. During a step, rank 0 broadcasts its decisions: the
+chosen tokens, and the drafts, which depend on grammars and on a draft model, both of which only rank 0 has.
 """
 
 from dataclasses import replace

@@ -1,11 +1,11 @@
-"""Edits of a row's logits: penalties; allowed ids, bad words, min_tokens, logit bias and the limit on reasoning.
+"""Changes logits before sampling: penalties, allowed ids, bad words, min_tokens, logit bias, limit on reasoning.
 
-Repetition, frequency and presence penalties cover the tokens of a sequence. A sequence with a penalty keeps the
-distinct ids of its tokens with their counts, updated with each token; only the logits of these ids are changed, for all
-such rows in one gather and one scatter. Drafts are counted in a copy for the rows that follow them, as they may be
-rejected. A sequence whose request has none of the other edits has no `TokenMasks`, so its row costs nothing.
+Repetition, frequency and presence penalties cover the tokens of a sequence. A sequence with a penalty keeps its
+distinct token ids and their counts, updated with each token. Only the logits of these ids are changed, by one gather
+and one scatter for all rows. Drafts are counted in a copy, for the rows that follow them, because they may be rejected.
+Sequences whose requests need none of the other changes have no `TokenMasks`, so that their rows cost nothing.
 
-Where a step starts before the host knows the newest tokens, the counts of all tokens are on the device instead.
+If a step starts before the host knows the newest tokens, all token counts are kept on the device instead.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ _MOST_COUNTED = 32767
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """The penalties of one row of logits: distinct token ids, and their counts in the output (0: prompt only)."""
+    """Penalties for one row of logits: distinct token ids, and their counts in the output (0: only in the prompt)."""
 
     params: SamplingParams
     token_ids: Ints
@@ -102,10 +102,10 @@ def _penalised(x: Tensor, count: Tensor, repetition: Tensor, frequency: Tensor, 
 
 
 class PenaltyCounts:
-    """Counts of the tokens of all slots, for steps that start before the host knows the newest tokens.
+    """Token counts of all slots on the device, for steps that start before the host knows the newest tokens.
 
-    [slots, vocab] int16 on the device, allocated at first use: 0 is a token that a sequence does not have, -1 a token
-    of its prompt only; other values are counts in the output, up to 32767. `newest`: the newest token of each slot.
+    The counts are [slots, vocab] int16, allocated at first use: 0: the sequence does not have the token; -1: the token
+    is only in its prompt; other values: number in the output, up to 32767. `newest`: the newest token of each slot.
     """
 
     def __init__(self, newest: Int[Tensor, " slots"], vocab_size: int, copy: Copy) -> None:
@@ -119,7 +119,7 @@ class PenaltyCounts:
     def entry(self, row: int, slot: int, seq: TokenCounts, token_ids: npt.NDArray[np.int32], length: int) -> Ints:
         """Return the numbers that penalise a row after `token_ids[:length]`, whose last token may be unknown.
 
-        They are the row, the slot, the token to count first, and the bits of the penalties in fp32.
+        The numbers are the row, the slot, a token to count first, and the penalties, as bits of fp32.
         """
         token = _NO_TOKEN
         if 0 < seq.num_on_device == length - 1:
@@ -168,8 +168,8 @@ class PenaltyCounts:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """The largest number of reasoning tokens. `start_id`: begins reasoning; None if it is open from the first token
-    on."""
+    """The most reasoning tokens of an output. `start_id`: the token that begins reasoning; None: reasoning begins with
+    the output."""
 
     num_tokens: int
     start_id: int | None
@@ -185,10 +185,10 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """`bad_words`: number of a word's tokens before its last -> these tokens (as bytes of int32) -> last tokens.
+    """`bad_words`: length of a word's prefix (all tokens but the last) -> prefix (int32 bytes) -> last tokens.
 
-    A last token is banned if the output ends with the tokens before it, so a step costs a look-up for each length. The
-    tensors are on the device, and no edit waits for the device.
+    A last token is banned if the output ends with the word's prefix, so a step costs one lookup per length. The tensors
+    are on the device, and no change waits for the device.
     """
 
     allowed: Tensor | None
@@ -203,7 +203,7 @@ class TokenMasks:
     def from_params(
         params: SamplingParams, eos_token_id: int | None, *, vocab_size: int, copy: Copy = keep
     ) -> "TokenMasks | None":
-        """Build the masks; return None if the request uses none. Ids outside the vocabulary are dropped."""
+        """Build the masks; return None if the request needs none. Ids outside the vocabulary are ignored."""
 
         def ids(values: list[int]) -> Tensor:
             known = sorted({v for v in values if 0 <= v < vocab_size})

@@ -83,8 +83,8 @@ def prompt_logprobs(logits: Float[Tensor, "rows vocab"], next_ids: list[int], nu
 def _largest(values: Float[Tensor, "rows vocab"], size: int) -> tuple[Tensor, Tensor]:
     """Return the `size` largest values of each row with their ids, descending, equal values by id.
 
-    `topk` takes any of the values that tie at the cut-off: rows with ties are sorted by `_places`. On a GPU all rows
-    are, as the host would have to wait to see the ties.
+    If values tie at the cut-off, `topk` chooses any of them; rows with ties are therefore sorted by `_places`. On a GPU
+    all rows are sorted, because the host would have to wait to find the ties.
     """
     if size == values.shape[1]:
         ordered, ids = values.sort(dim=-1, descending=True, stable=True)

@@ -26,14 +26,14 @@ from octavo_engine.settings.records import LogprobsMode
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
 
-NO_TOKEN = -1  # a row without a finite logit
-_BROKEN = -2  # a row whose logits were not finite before edits, which may hide that
+NO_TOKEN = -1  # marks a row without a finite logit
+_BROKEN = -2  # marks a row whose logits were not finite before masks, which may hide that
 NOT_FINITE = ErrorInfo("The model's logits are not finite (NaN or infinity): the weights or the dtype overflow.")
 NO_TOKEN_LEFT = ErrorInfo("The request's token masks leave no token to choose.", "invalid_request")
 NO_TOKEN_IN_GRAMMAR = ErrorInfo(
     "The request's grammar and its other token masks leave no token to choose.", "invalid_request"
 )
-_NO_LOGPROBS = TokenLogprobs([], [], 0)  # of a row with an error
+_NO_LOGPROBS = TokenLogprobs([], [], 0)  # for a row with an error
 
 
 class SamplingColumns:
@@ -75,10 +75,9 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTokens:
-    """The tokens of rows, which a GPU may still compute. `on_device`: negative for a row whose logits are not finite.
+    """The tokens of rows, which a GPU may still compute. `on_device`: negative if the row's logits are not finite.
 
-    `masked`: the errors of rows whose masks may have left no token. `wanting`: the rows for which `logprobs` are
-    wanted.
+    `masked`: errors to report for rows whose masks may have excluded all tokens. `wanting`: rows that want `logprobs`.
     """
 
     rows: SampleRows
@@ -104,10 +103,10 @@ class ChosenTokens:
 
 
 class Sampler:
-    """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: between host and device. `counts`: of
-    penalised tokens, if steps start before the host knows the newest.
+    """`mode`: the values that requests get as log-probabilities. `copy`, `fetch`: copy between host and device.
+    `counts`: counts of penalised tokens, if steps start before the host knows the newest tokens.
 
-    The host waits for the device only if a row wants processed log-probabilities, or those of tokens that it names.
+    The host waits for the device only if a row wants processed log-probabilities, or log-probabilities of given tokens.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Sampler:
         return values.index_select(0, self._copy(torch.from_numpy(rows)))
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> tuple[dict[int, ErrorInfo], dict[int, ErrorInfo]]:
-        """Apply masks, bias and penalties in place. Return the errors of rows that are left without a token, and the
+        """Apply masks, bias and penalties in place. Return the errors of rows whose tokens are all excluded, and the
         errors of rows that failed."""
         editing = np.flatnonzero(self._columns.edits_logits[rows.slots]).tolist()
         penalties, penalised_rows, entries = [], [], []

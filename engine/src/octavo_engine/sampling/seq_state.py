@@ -22,10 +22,10 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class SeqState:
-    """`token_ids` is a view of the sequence's row in the batch array: it is longer than the sequence.
+    """`token_ids`: the sequence's row of the batch array, as a view; it is longer than the sequence.
 
-    `positions`: of the tokens up to the last image with a grid, [3, tokens]. A later token is at its place + `offset`.
-    `num_embedded`: leading tokens computed so far, all of whose images had rows.
+    `positions`: positions of tokens up to the last image with a grid, [3, tokens]; a later token's position is its
+    index + `offset`. `num_embedded`: number of leading tokens, computed so far, whose images all had rows.
     """
 
     seq_id: SeqId
@@ -71,10 +71,10 @@ class SeqState:
 
 
 def grid_positions(images: Sequence[ImageSpan]) -> tuple[npt.NDArray[np.int32] | None, int]:
-    """Return the positions of all tokens up to the last image with a grid, None without one, and the offset after it.
+    """Return the positions up to the end of the last image with a grid (None without one), and the offset after it.
 
-    The coordinates of an image's token are the image's position, and that plus the token's row and column. The three of
-    a text's token are equal; the text after an image follows the largest coordinate in it.
+    An image token's three coordinates are the image's position, this position plus the token's row, and plus its
+    column. A text token has three equal coordinates; text continues after the image's largest coordinate.
     """
     parts, end, offset = list[npt.NDArray[np.int32]](), 0, 0
     for image in images:

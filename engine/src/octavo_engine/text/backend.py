@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from octavo_engine.text.pre_tokenizers import PreTokenizer
 from octavo_engine.wire.errors import InvalidRequest, StartupError
 
-#: Texts that have at most so many characters together are encoded without threads, which is faster.
+#: If texts have at most this many characters in all, encoding them without threads is faster.
 FEW_CHARS = 128
 
 
@@ -34,7 +34,7 @@ def byte_level_backend(ids: dict[str, int], merges: list[tuple[str, str]], kind:
 
 
 def encode_texts(backend: Backend, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
-    """Encode texts. Raises InvalidRequest for every error of the library, such as text that has no token."""
+    """Encode texts. Every error of the library, such as text without a token, raises InvalidRequest."""
     try:
         if sum(map(len, texts)) <= FEW_CHARS:
             return [backend.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]

@@ -46,8 +46,8 @@ class IncrementalDetokenizer:
         return text
 
     def place(self, token_id: int) -> int:
-        """Return the position in the text at which a token would begin now; within a character, the position where it
-        begins."""
+        """Return the position in the text at which the given token begins; if it continues a character, the position of
+        that character."""
         data = b"" if token_id in self._hidden else self._token_bytes(token_id)[:1]
         text = (self._pending + data).decode("utf-8", "replace")
         return self.num_chars + max(len(text) - 1, 0)

@@ -29,10 +29,10 @@ SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 class ContentFormat(NamedTuple):
-    """`wraps`: a text becomes a list of one part. `joins`: several parts become one text, with newlines between.
+    """`wraps`: a text becomes a list of one part. `joins`: several text parts become one text, joined by newlines.
 
-    `shows_images`: content with images becomes a list, and the template renders the images; otherwise their token is
-    put into the text.
+    `shows_images`: content with images becomes a list, and the template renders the images; otherwise, the image token
+    is inserted into the text.
     """
 
     wraps: bool = False
@@ -79,7 +79,7 @@ class ToolArguments(dict[str, Any]):
 
 
 def take_images(messages: Sequence[Any]) -> tuple[list[Any], dict[str, Mapping[str, Any]]]:
-    """Return the messages with IMAGE for each image part, and these parts, in order, by their place."""
+    """Return the messages with IMAGE in place of each image part, and the image parts by their place, in order."""
     changed, images = list(messages), dict[str, Mapping[str, Any]]()
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -219,7 +219,7 @@ def _reason(kind: str, image_token: str | None) -> str:
 
 
 def _without_token(text: str, where: str, image_token: str | None) -> str:
-    """Return the text. Raises InvalidRequest if it holds the token, which would show an image where there is none."""
+    """Return the text. Raises InvalidRequest if it contains the image token, which stands for an image part only."""
     if image_token is not None and image_token in text:
         problem = f"{where} holds the text {image_token!r}, which stands for an image"
         raise InvalidRequest(f"{problem}: write it in another way, and send images as parts.", param=where)

@@ -58,7 +58,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
-    """Return the time in a format, which must be short: the C library can pad a number to a width that makes the result
+    """Format the time. The format must be short, because the C library can pad numbers, which makes the result up to
     256 times as long."""
     if len(format) > _MAX_FORMAT:
         raise SecurityError(f"the format of strftime_now has more than {_MAX_FORMAT} characters")

@@ -170,8 +170,8 @@ class ChatTemplate:
         return bool(null or not empty) and null.count("None") == empty.count("None")
 
     def _format_of(self, kind: str, rules: MessageRules, limits: Mapping[str, Any]) -> ContentFormat:
-        """Return the format of content: parts if the template loses a plain text; several parts if it renders them like
-        texts.
+        """Return the format of content: a list of parts if the template drops plain text; several parts only if it
+        renders them as it renders text.
 
         Images are parts if the template renders the token for one, beside a text.
         """

@@ -43,15 +43,15 @@ _LIST_FILTERS = frozenset(
         *("slice", "sort", "sum", "unique"),
     )
 )
-#: Filters whose result can be much larger than the text that they make of any value.
+#: Filters that first convert any value to text, and whose result can be much larger than this text.
 _TEXT_FILTERS = frozenset(("e", "escape", "forceescape", "replace", "title", "urlize", "wordcount"))
 _SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-#: Filters that may look up an attribute of each item, such as "function.name", in Python.
+#: Filters that may look up an attribute of each item, such as "function.name", in Python code.
 _ATTRIBUTE_FILTERS = frozenset(("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "sum", "unique"))
 _MAX_ATTRIBUTE_PARTS = 8
 _MAX_ATTRIBUTE_CHARS = 4096  # Python copies a name that it does not find
 _MAX_SEPARATOR = 64  # characters of the separators of JSON
-#: Codecs in C and handlers of errors whose result is about as large as the text; "punycode" takes quadratic time.
+#: Codecs written in C, and error handlers, whose result is about as large as the text; "punycode" takes quadratic time.
 _CODECS = frozenset(("utf-8", "utf8", "ascii", "latin-1", "latin1", "strict", "ignore", "replace"))
 _WIDE_FORMAT = re.compile(r"\d{5,}|\{[^{}]*:[^{}]*\{|%[-+ #0-9.]*\*")
 
@@ -96,7 +96,7 @@ class Meter:
         return value
 
     def weight(self, value: Any) -> int:
-        """Return the work of visiting all nested items of a value, counting shared items each time.
+        """Return the work of visiting all nested items of a value; an item that is shared counts each time.
 
         Each container is charged once.
         """
@@ -293,8 +293,8 @@ def _each_metered(items: Iterator[Any], meter: Meter) -> Iterator[Any]:
 
 
 def _charge_keys(context: Context, value: Any, given: Mapping[str, Any]) -> None:
-    """Charge the keys by which a filter sorts: the items, or one or several attributes of each. It may copy them all,
-    in small letters. `given`: arguments by name."""
+    """Charge the keys by which a filter sorts: the items, or one or more attributes of each; the filter may copy all
+    keys in lower case. `given`: arguments by name."""
     meter, attribute = _meter(context), given.get("attribute")
     names = attribute.split(",") if isinstance(attribute, str) else [attribute]
     for name in names:
@@ -304,7 +304,7 @@ def _charge_keys(context: Context, value: Any, given: Mapping[str, Any]) -> None
 
 
 def _take_attributes(meter: Meter, value: Any, args: tuple[Any, ...]) -> None:
-    """Charge a step for each item whose attribute is looked up; an iterator's items are charged later."""
+    """Charge one step for each item whose attribute is looked up; an iterator's items are charged when yielded."""
     names = [arg for arg in args if isinstance(arg, str)]
     if any(name.count(".") + name.count(",") >= _MAX_ATTRIBUTE_PARTS for name in names):
         raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_PARTS} parts")
@@ -335,7 +335,7 @@ def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> int:
-    """Bytes of a filter's or method's result, if it can be much larger than its arguments."""
+    """Return the bytes of the result of a filter or method, if the result can be much larger than the arguments."""
     if name in ("center", "ljust", "rjust", "zfill", "batch", "slice", "to_bytes", "round"):
         return sum(map(_int_size, args))
     if name == "from_bytes" or (name == "sum" and any(isinstance(arg, _CONTAINERS) for arg in args)):

@@ -85,10 +85,10 @@ class Tokenizer:
         is_framed: bool,
         for_vector: bool = False,
     ) -> list[int]:
-        """Cut a prompt to `size` tokens; -1: to the context, less one token of output except `for_vector`.
+        """Truncate a prompt to `size` tokens; -1: to the context length, minus one output token unless `for_vector`.
 
-        `side`: "left" keeps the last tokens, the default, "right" the first ones, the default `for_vector`. With the
-        default, special tokens that `encode` has put around a text stay (`is_framed`). Raises InvalidRequest.
+        `side`: "left" keeps the last tokens; "right" the first ones; None: "right" if `for_vector`, else "left". With
+        None, special tokens that `encode` has added around a text are kept (`is_framed`). Raises InvalidRequest.
         """
         if size > max_model_len:
             message = f"truncate_prompt_tokens={size} is more than {max_model_len}, the context length: send less."
@@ -107,7 +107,7 @@ class Tokenizer:
 
     @cached_property
     def special_frame(self) -> tuple[list[int], list[int]] | None:
-        """The special tokens added before and after each text; None if adding them changes other tokens."""
+        """The special tokens before and after each text; None if adding special tokens changes other tokens, too."""
         frames = [
             _split_around(self.encode(text), self.encode(text, add_special_tokens=False)) for text in ("a", "b c")
         ]

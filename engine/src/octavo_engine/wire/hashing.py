@@ -4,8 +4,8 @@ Definition and test vectors: `docs/reference/block-hash.md`. A block's hash cove
 weights, the KV dtype, the block size, the adapter, the tenant's salt and every token before it. It covers content only:
 no path, revision, counter or process seed, so that independent replicas compute equal hashes.
 
-Not obvious: the root has a base part that a replica publishes once, and a scope part (adapter, salt) that is added per
-request; with an empty scope the root is the base itself.
+A root consists of a base part, which a replica publishes once, and a scope part (adapter, salt), which is added per
+request; if the scope is empty, the root equals the base.
 """
 
 import functools
@@ -68,7 +68,7 @@ def tenant_salt(tenant: str, cache_salt: str = "") -> str:
 
 
 def salted_digest(digest: bytes, salt: str) -> bytes:
-    """Return an image's digest for requests with a salt, so that they share no cached result with others."""
+    """Return an image's digest for requests with a salt; they then share no cached results with other requests."""
     return _digest(SALT_LABEL, digest, salt.encode()) if salt else digest
 
 
@@ -84,7 +84,7 @@ def next_hash(prev: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
 
 
 def image_extra(images: Iterable[tuple[int, int, bytes]], first: int, end: int) -> bytes:
-    """Return the `extra` of the block of tokens [first, end). `images`: first token, end and digest of each image."""
+    """Return `extra` for the block of tokens [first, end). `images`: each image's first token, end and digest."""
     return b"".join(
         digest + (first - start).to_bytes(4, "little", signed=True)
         for start, stop, digest in images

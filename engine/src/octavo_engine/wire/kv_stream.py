@@ -22,10 +22,10 @@ _LOW_32 = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Both hashes are short.
+    """A block stored on the device, with its tokens, for vLLM-compatible KV events. Both hashes are short (8 bytes).
 
-    `adapter`: the hash of the request's adapter. `images`: the digests of the images that have tokens in the block, and
-    their starts, relative to the block's.
+    `adapter`: hash of the request's adapter. `images`: digest and start, relative to the block, of each image that has
+    tokens in the block.
     """
 
     hash: bytes

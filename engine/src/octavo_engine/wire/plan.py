@@ -1,7 +1,7 @@
 """The scheduler's decisions (`StepPlan`) and the runner's results (`StepResult`) as plain, serialisable data.
 
-The order of work within one step, on which the scheduler relies: `swap_out`, `swap_in`, `copies`, `dropped_images`,
-`encode`, then the forward pass (so that a block freed by a swap-out may be written in the same step), then sampling.
+The order of work in a step, on which the scheduler relies: `swap_out`, `swap_in`, `copies`, `dropped_images`, `encode`,
+forward pass, sampling. A block that `swap_out` frees may thus be written in the same step.
 
 Lengths: a sequence has `token_ids`; KV exists for its first `start` tokens; a `SeqStep` computes tokens
 [start, start + num_tokens) and, if `sample`, draws the next token from the logits of the last of them, or takes the
@@ -110,9 +110,9 @@ class SeqResult:
 class StepCosts:
     """Costs that the runner measures; inputs of `Scheduler.step`, so that its decisions can be replayed.
 
-    Zero means not yet measured. A step takes `step_s`, plus `chunk_s` of each of its sequences. With a draft model,
-    these times are sums over both models, which compute every prompt; `draft_token_s` and `draft_step_s` are the draft
-    model's part.
+    0 means not measured yet. A step takes `step_s`, plus `chunk_s` of each of its sequences. With a draft model, the
+    times are sums over both models, because both compute every prompt; `draft_token_s` and `draft_step_s` are the draft
+    model's part of the sums.
     """
 
     prefill_token_s: float = 0.0  # seconds to compute one token, without its attention to earlier tokens
@@ -122,7 +122,7 @@ class StepCosts:
     logprob_row_s: float = 0.0  # seconds of a prompt token's log-probabilities, besides `chunk_s`
     draft_token_s: float = 0.0
     draft_step_s: float = 0.0
-    image_token_s: float = 0.0  # seconds to encode an image, per token; not a part of the step's other times
+    image_token_s: float = 0.0  # seconds to encode an image, per token; not included in the other times
 
     def chunk_s(self, start: int, num_tokens: int) -> float:
         """Return the seconds that tokens [start, start + num_tokens) of one sequence add to a step."""
@@ -145,6 +145,9 @@ class StepResult:
     step_id: int
     seqs: list[SeqResult] = field(default_factory=list)
     costs: StepCosts = field(default_factory=StepCosts)
-    encode_s: float = 0.0  # seconds of encoding images since the result before
-    stage_bytes: tuple[int, int] = (0, 0)  # sent to the next stage, received from the last; since the result before
+    encode_s: float = 0.0  # seconds of encoding images since the previous result
+    stage_bytes: tuple[int, int] = (
+        0,
+        0,
+    )  # sent to the next stage and received from the last one since the previous result
     error: str | None = None  # the whole step failed: every sequence in it ends with "error"

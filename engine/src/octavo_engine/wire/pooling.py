@@ -9,8 +9,9 @@ from octavo_engine.wire.errors import InvalidRequest
 class PoolingParams:
     """None means the model's own value. `dimensions`: the vector's first values only, which are then normalised.
 
-    `use_activation`: a vector of length 1; `normalize` is its older name. Construction raises InvalidRequest, which
-    names the field.
+    None means the model's own value. `dimensions`: cut the vector to this length, and normalise it again.
+    `use_activation`: scale it to length 1; `normalize` is its older name. Construction raises InvalidRequest with the
+    field.
     """
 
     dimensions: int | None = None

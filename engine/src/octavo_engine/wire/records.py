@@ -28,10 +28,10 @@ class ErrorInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpan:
     """The tokens [start, start + length) of an image in a prompt. `digest`: SHA-256 of the image processor's settings
-    and of the image's bytes; with a `cache_salt`, SHA-256 of both.
+    and the image's bytes; with a `cache_salt`, SHA-256 of this digest and the salt.
 
-    Between the image tokens of a span there may be others, such as those that end a row of tiles. `grid`: its rows and
-    columns of tokens, for a model that gives a token two coordinates (Qwen-VL); such a span has image tokens only.
+    The span may contain other tokens between image tokens, such as those that end a row of tiles. `grid`: rows and
+    columns of the image's tokens, if the model has two coordinates per token (Qwen-VL): then all are image tokens.
     """
 
     start: int
@@ -46,8 +46,8 @@ class ImageSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageInput(ImageSpan):
-    """One image of a prompt. `data`: its bytes, as the client sent them. `kwargs`: JSON of the settings of the image
-    processor that replace the engine's for this image; empty: none."""
+    """One image of a prompt. `data`: its bytes, as the client sent them. `kwargs`: JSON of image processor settings
+    that replace the engine's for this image; "": none."""
 
     data: bytes
     kwargs: str = ""
@@ -135,8 +135,8 @@ class SeqOutput:
 
 @dataclass(slots=True, kw_only=True)
 class TenantUsage:
-    """Changes of a tenant's figures since the last message that ended a step. `running`: change in running
-    sequences."""
+    """Changes of a tenant's figures since the previous message that ended a step. `running`: change of the number of
+    running sequences."""
 
     running: int = 0
     prompt_tokens: int = 0
@@ -181,11 +181,11 @@ class EngineStats:
     accepted_draft_tokens: list[int] = field(default_factory=list)  # by position in the draft
     step_s: float = 0.0  # duration of the latest step
     encoded_images: int = 0
-    encode_s: float = 0.0  # seconds of encoding them
-    stage_forward_bytes: int = 0  # sent by the first stage to the next
-    stage_back_bytes: int = 0  # received by the first stage from the last
+    encode_s: float = 0.0  # seconds of encoding images
+    stage_forward_bytes: int = 0  # bytes that the first stage sent to the next
+    stage_back_bytes: int = 0  # bytes that the first stage received from the last
     encoder_usage: float = 0.0  # share of the encoder cache that holds images, 0 to 1
-    running_adapters: list[str] = field(default_factory=list)  # hashes, of running requests
+    running_adapters: list[str] = field(default_factory=list)  # hashes of the adapters of running requests
     waiting_adapters: list[str] = field(default_factory=list)
     tenants: dict[str, TenantUsage] = field(default_factory=dict)  # by name, in messages that end a step
 

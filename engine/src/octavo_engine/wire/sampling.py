@@ -30,7 +30,7 @@ _STILL_TO_COME: dict[str, tuple[Any, ...]] = {
 
 
 class RequestOutputKind(Enum):
-    """Outputs of `AsyncLLM`: each has everything so far, each only the new part, or only the last is yielded."""
+    """Outputs of `AsyncLLM`: each has all text so far, each has only the new text, or only the last one is yielded."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -151,8 +151,7 @@ class SamplingParams:
 
     @property
     def masks_by_newest(self) -> bool:
-        """True if the mask depends on the newest token: with bad words of several tokens, and with a thinking
-        budget."""
+        """True if the mask depends on the newest token, as with bad words of several tokens or a thinking budget."""
         return self.thinking_token_budget is not None or any(len(ids) > 1 for ids in self.bad_words_token_ids)
 
     @property
