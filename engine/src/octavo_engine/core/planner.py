@@ -30,7 +30,7 @@ from octavo_engine.core.state import SchedulerState
 from octavo_engine.core.tenants import Tenant
 from octavo_engine.wire.plan import SeqStep, StepCosts, StepPlan
 
-MAX_MISFITS = 16  # after so many heads without enough blocks, a step admits no more: each costs a lookup
+MAX_MISFITS = 16  # a step admits nothing after this many heads without enough blocks: each costs a lookup
 
 
 class StepAdapters:

@@ -1,9 +1,9 @@
 """Mixture of experts: a router selects some experts for each row, and adds their outputs by weight.
 
-Rows are sorted by expert. On a GPU one launch multiplies all of them, without the host. On a CPU each expert that has
-rows computes them together: the host reads how many rows each has, which depends on the data, so such a step is not
-recorded. Outputs are added in fp32 and in the order of the experts, so that a row's result does not depend on the rows
-beside it. Each rank has a part of every expert; the ranks' sums over experts are added up once.
+Rows are sorted by expert. On a GPU, one launch multiplies all of them, and the host waits for nothing. On a CPU, each
+expert computes its rows together. The host must then read how many rows each expert has, which depends on the data, so
+such a step cannot be recorded. Outputs are added in fp32, in the order of the experts, so that a row's result does not
+depend on other rows. Each rank has a part of every expert; an all-reduce sums the results of the ranks once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -86,11 +86,11 @@ class MoE(Layer):
 
 
 class Experts(Layer):
-    """Gated feed-forward networks; each row uses some of them. Each rank has a part of every expert.
+    """Gated feed-forward networks, some of which each row uses. Each rank has a part of every expert.
 
-    On a GPU, each of the two projections has the weights of all experts in one tensor, [experts, out, in], plain or in
-    groups, which each expert's layers load in part; one launch multiplies all rows by it. A CPU packs each of these
-    layers, which frees its weight at once, and applies those of each expert that has rows.
+    On a GPU, the weights of all experts are in one tensor per projection, [experts, out, in], dense or group-quantised;
+    the linear layers of each expert load their parts of it, and one launch multiplies all rows. On a CPU, each expert's
+    layers are packed, which frees the original weights at once, and applied to the expert's rows.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Experts(Layer):
         weights: Float[Tensor, "tokens k"],
         start: Float[Tensor, "tokens hidden"] | None = None,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the sum, by weight, of the outputs of each row's experts. `start`: fp32 rows to which the sum is
-        added, maybe in place."""
+        """Return the weighted sum of the outputs of each row's experts. `start`: fp32 rows to which the sum is added,
+        perhaps in place."""
         if self.stacks:
             from octavo_engine.ops.triton import grouped_linear  # Triton is missing on most machines without a GPU
 
@@ -179,7 +179,7 @@ class Experts(Layer):
 
     @property
     def values_per_row(self) -> int:
-        """The number of values that a grouped product makes of one row: inner ones before and after the gate, and
+        """Number of values that the grouped products compute per row: inner values before and after the gate, and
         outputs."""
         wide, narrow = self.specs
         return self.top_k * (sum(wide.rank_outs) + narrow.rank_inputs + sum(narrow.rank_outs))
@@ -211,7 +211,7 @@ def _empty_stack(
 
 
 def _with_orders(stack: Tensor | GroupTensor, linears: Sequence[Linear]) -> Tensor | GroupTensor:
-    """Move the orders of the experts' inputs, if there are any, from the experts to a stack; return the stack."""
+    """Move the experts' input orders (act-order), if there are any, from their layers to a stack; return the stack."""
     methods = [linear.method for linear in linears if isinstance(linear.method, GroupMethod)]
     orders = [method.order for method in methods]
     if not isinstance(stack, GroupTensor) or (stack.order is None and all(order is None for order in orders)):
@@ -224,7 +224,7 @@ def _with_orders(stack: Tensor | GroupTensor, linears: Sequence[Linear]) -> Tens
 
 
 def count_rows(chosen: Int[Tensor, " rows"], num_experts: int) -> list[int]:
-    """Return the number of rows of each expert; on a CPU this waits for no device."""
+    """Return each expert's number of rows. On a CPU, this waits for no device."""
     counts: list[int] = chosen.bincount(minlength=num_experts).tolist()
     return counts
 

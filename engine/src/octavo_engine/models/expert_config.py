@@ -7,8 +7,8 @@ from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import ConfigNumbers
 from octavo_engine.wire.errors import StartupError
 
-_MOST_EXPERTS = 2**17  # sum over all layers
-#: The number of experts, as the files on the hub and as transformers 5 name it.
+_MOST_EXPERTS = 2**17  # in all layers together
+#: Keys for the number of experts: in published files, and in transformers 5.
 _NUM_EXPERTS = ("num_experts", "num_local_experts")
 
 

@@ -46,7 +46,7 @@ class Model(nn.Module):
     waits_for_device: ClassVar[bool] = False
 
     embedding: Embedding
-    head: LogitsHead | None  # None: the model's results are hidden rows, or this is a later stage
+    head: LogitsHead | None  # None: the model returns hidden rows, or this is a later stage
     tower: Tower | None = None  # None: the model takes no images
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:

@@ -91,7 +91,7 @@ def build_model(
 
 
 def is_own(config: ModelConfig, impl: ModelImpl) -> bool:
-    """Return True if a class of Octavo runs a model, False if transformers does. Raises StartupError."""
+    """Return True if a class of Octavo runs the model, False if transformers runs it. Raises StartupError."""
     return _find_class(config, impl) is not None
 
 

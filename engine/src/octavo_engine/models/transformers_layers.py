@@ -1,8 +1,8 @@
-"""Our layers in place of transformers' modules: linear layers, the embedding, the logits head and experts.
+"""Octavo's layers that replace modules of transformers: linear layers, the embedding, the logits head and experts.
 
-They are called as the modules that they replace are. On torch's meta device, where the start runs the code of a family
-once, they check the shape of their inputs and return rows without values: nothing is loaded then. A module is replaced
-only if its class is proven to compute what ours does; every other module stays with its weights.
+They are called like the modules that they replace. On torch's meta device, on which each start runs the code of the
+family once, they check the shapes of their inputs and return empty rows, because nothing is loaded yet. A module is
+replaced only if its class is known to compute what Octavo's layer computes; other modules stay, with their weights.
 """
 
 from collections.abc import Mapping
@@ -30,16 +30,16 @@ from octavo_engine.models.transformers_trial import Cut, ModelPart
 from octavo_engine.models.transformers_weights import CheckpointNames
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
 
-#: Shapes with which a class of experts is probed: 5 rows, both weights of 3 experts, 2 routing weights a row.
+#: Shapes for testing a class of experts: 5 rows, the two weights of 3 experts, and 2 routing weights per row.
 _PROBE_SHAPES = ((5, 6), (3, 8, 6), (3, 6, 4), (5, 2))
 
 
-#: Types of RoPE whose frequencies transformers derives from the longest sequence of a step.
+#: RoPE types whose frequencies transformers computes from the longest sequence of a step.
 _VARIABLE_ROPES = ("dynamic", "longrope")
 
 
 class WeightIsReadError(Exception):
-    """The code of a family reads the weight of a linear layer, which has another form here."""
+    """The code of a family reads the weight of a linear layer, which Octavo stores in another form."""
 
     def __init__(self, layer: "RowLinear") -> None:
         super().__init__(layer.spec.names[0])
@@ -110,7 +110,7 @@ class RowExperts(Experts):
 
 
 class FixedRope:
-    """A RoPE module of transformers whose frequencies would follow the longest sequence of a step; they stay here.
+    """Keeps the frequencies of a transformers RoPE module constant, which else depend on a step's longest sequence.
 
     transformers takes them for the `default` type, which never changes, except in `fix`.
     """
@@ -126,7 +126,7 @@ class FixedRope:
         return [cls(module) for module, found in listed.items() if any(each in _VARIABLE_ROPES for each in found)]
 
     def release(self) -> None:
-        """Let the module have its own type, as the code that computes its tensors needs it."""
+        """Restore the module's own type, which the code that computes its tensors needs."""
         self._rope.rope_type = self._type
 
     def fix(self, max_model_len: int) -> None:
@@ -174,7 +174,7 @@ def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildC
 
 
 def restore(model: PreTrainedModel, layer: RowLinear) -> None:
-    """Put the module back in whose place a linear layer is, with the embedding if the two share their weight."""
+    """Put the original module back in place of a linear layer, and also the embedding if they share a weight."""
     (module,) = layer.replaced
     embedding: Any = model.get_input_embeddings()
     if isinstance(embedding, RowEmbedding) and embedding.replaced[0].weight is module.weight:
@@ -183,7 +183,7 @@ def restore(model: PreTrainedModel, layer: RowLinear) -> None:
 
 
 def tie_head(model: PreTrainedModel, build: BuildContext) -> None:
-    """Give a head that shares its weight with transformers' own embedding this weight, which has memory now."""
+    """Let a tied head use the weight of transformers' own embedding, once that weight has memory."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if isinstance(head, RowLinear) and head.is_tied and not isinstance(embedding, RowEmbedding):
@@ -197,12 +197,12 @@ def _cut_head(module: nn.Linear, build: BuildContext) -> Cut:
 
 
 def _routes(name: str, module: nn.Linear, num_experts: Mapping[str, int]) -> bool:
-    """Return True for a router of experts, or the gate of a shared one. `num_experts`: by the module that has them."""
+    """Return whether a layer routes to experts, or gates a shared expert. `num_experts`: by module with experts."""
     return any(name.startswith(f"{block}.") and len(module.weight) in (1, num) for block, num in num_experts.items())
 
 
 def _experts(name: str, module: nn.Module, names: CheckpointNames, build: BuildContext) -> RowExperts | None:
-    """Return our experts for a module of transformers; None if its class is not proven to compute the same."""
+    """Return Octavo's experts for a module of transformers; None if its class is not known to compute the same."""
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     if tensors.keys() != {"gate_up_proj", "down_proj"} or {each.dtype for each in tensors.values()} != {build.dtype}:
         return None
@@ -215,7 +215,7 @@ def _experts(name: str, module: nn.Module, names: CheckpointNames, build: BuildC
 
 
 def _probe_experts(module: nn.Module) -> str | None:
-    """Return the activation with which a module computes what our experts do; None if it doesn't.
+    """Return the activation with which Octavo's experts compute what the module computes; None if there is none.
 
     The module's own code runs on few random experts.
     """

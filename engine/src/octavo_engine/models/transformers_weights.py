@@ -1,7 +1,7 @@
-"""The weights of a model that transformers builds: their names in checkpoints, and those that are not in our layers.
+"""Weights of a model that transformers builds: their names in checkpoints, and the tensors outside Octavo's layers.
 
-transformers renames the tensors of a checkpoint as it loads them, and merges those of experts. Our layers have names as
-after the renaming, and load experts one by one. Other conversions are transformers' own, of whole tensors.
+While it loads a checkpoint, transformers renames tensors and merges those of experts. Octavo's layers have the new
+names, and load each expert separately. For all other conversions, transformers converts whole tensors.
 """
 
 import re
@@ -34,7 +34,7 @@ _MERGES = ({MergeModulelist: 0, Concatenate: 1}, {MergeModulelist: 0})
 
 
 class CheckpointNames:
-    """The names of tensors in checkpoints of a model, of which there may be several for one tensor."""
+    """Names of tensors in checkpoints of a model; a tensor may have several names."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         transforms = get_model_conversion_mapping(model)
@@ -43,16 +43,16 @@ class CheckpointNames:
         self._converters = [each for each in transforms if isinstance(each, WeightConverter)]
 
     def renamed(self, given: str) -> str:
-        """Return the name in the model of a checkpoint's tensor, or of a part of it."""
+        """Return the model's name for a tensor of a checkpoint, or for a part of a tensor."""
         return apply_renamings(given, self._renamings)
 
     def given(self, name: str) -> str:
-        """Return the name in the checkpoint of a tensor that it lacks, as in its other tensors."""
+        """Return the name under which a checkpoint would have a tensor that it lacks; its other names show the form."""
         used: list[Any] = [each.reverse_transform() for each in reversed(self._renamings) if each.was_used()]
         return apply_renamings(name, used)
 
     def of_experts(self, module: str) -> tuple[str, str, str] | None:
-        """Return the names of gate, up and down of each expert of a module; None if a checkpoint has them otherwise."""
+        """Return the names of an expert's gate, up and down in a module; None if a checkpoint has another form."""
         found: list[str] = []
         for target, merges in zip(("gate_up_proj", "down_proj"), _MERGES, strict=True):
             converter = self._converter_to(f"{module}.{target}")
@@ -66,7 +66,7 @@ class CheckpointNames:
         return tuple(found) if len(found) == 3 else None  # type: ignore[return-value]
 
     def convert(self, weights: Iterable[tuple[str, Any]], has_slot: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
-        """Yield all tensors, those last that a conversion has to merge or split: they are in memory until the end.
+        """Yield all tensors. Tensors that must be merged or split come last, and stay in memory until then.
 
         `has_slot`: returns True for the name of a tensor that the model loads. Raises StartupError.
         """
@@ -117,7 +117,7 @@ class OwnTensor:
 
 
 def own_tensors(model: nn.Module) -> list[OwnTensor]:
-    """List the parameters and buffers outside our layers. A shared one is listed for each module that has it."""
+    """List the parameters and buffers outside Octavo's layers. A shared one is listed for each module that has it."""
     return [
         OwnTensor(f"{name}.{key}" if name else key, module, key)
         for name, module in model.named_modules()
@@ -142,7 +142,7 @@ def _plain_slot(own: OwnTensor, rows: Unit | None) -> WeightSlot:
 
 
 def keep_wide_types(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Set the tensors of a model without memory to fp32 that its family computes in fp32 in each type."""
+    """Set tensors of a model without memory to fp32 if its family always computes them in fp32."""
     plan: dict[str, torch.dtype] = model._get_dtype_plan(dtype)
     for each in own_tensors(model) if plan else ():
         kept = next((kept for glob, kept in plan.items() if re.search(glob.replace("*", ".*"), each.name)), None)
@@ -151,7 +151,7 @@ def keep_wide_types(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def allocate(model: PreTrainedModel, tensors: Iterable[OwnTensor], device: torch.device) -> None:
-    """Give tensors memory, and the family's values to those that no checkpoint has. Raises ValueError if it has none.
+    """Give tensors memory; let the family compute those that no checkpoint has. Raises ValueError if it does not.
 
     `model`: has the code that computes them.
     """
@@ -171,7 +171,7 @@ def allocate(model: PreTrainedModel, tensors: Iterable[OwnTensor], device: torch
 
 
 def _compute(model: PreTrainedModel, computed: Iterable[OwnTensor], filled_with: int) -> list[Tensor]:
-    """Let the family's code set tensors that are filled with a number before; return copies of them."""
+    """Fill tensors with a number, let the family's code set them, and return copies of them."""
     for each in computed:
         each.tensor.fill_(filled_with)
     for module in dict.fromkeys(each.module for each in computed):
