@@ -65,5 +65,5 @@ def test_hosts_divide_the_ranks() -> None:
 
 
 def test_a_script_is_the_first_host_only() -> None:
-    with pytest.raises(StartupError, match="headless: a script is the first host: run `octavo serve --headless`"):
+    with pytest.raises(StartupError, match="headless: a script runs on the first host: run `octavo serve --headless`"):
         LLM("a model", tensor_parallel_size=2, nnodes=2, node_rank=1, headless=True)

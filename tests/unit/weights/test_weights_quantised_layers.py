@@ -195,7 +195,7 @@ LAYER = "model.layers.0.mlp.down_proj"
         ("qweight", torch.zeros(8, 64, dtype=torch.int64), "has the type I64"),
         ("qweight", torch.tensor(3, dtype=torch.int32), "of 0 inputs need"),
         ("qweight", torch.zeros(0, 64, dtype=torch.int32), "of 0 inputs need"),
-        ("g_idx", torch.full((64,), 2, dtype=torch.int32), "an input has the group 2, of 2 groups"),
+        ("g_idx", torch.full((64,), 2, dtype=torch.int32), "an input has the group 2, but there are 2 groups"),
         ("g_idx", torch.full((64,), -1, dtype=torch.int32), "an input has the group -1"),
         ("g_idx", (torch.arange(64) // 33).int(), "group 0 has 33 inputs, which are no multiple of 32"),
         ("g_idx", torch.zeros(63, dtype=torch.int32), r"has shape \(63,\)"),

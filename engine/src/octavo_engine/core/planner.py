@@ -8,7 +8,7 @@ step's limit is overtaken by sequences without an adapter.
 
 While tenants compete, each has its own queue, and the head of the least served tenant's queue is first; if it must
 wait, only tenants that are a whole step ahead wait, too. The head of a tenant that runs nothing, or was served less
-than another, is admitted before running sequences are scheduled; if need be, sequences of others are preempted.
+than another, is admitted before running sequences are scheduled; sequences of other tenants are preempted for it.
 
 With `max_step_ms`, decodes (sequences with one token to compute) come first, and `PromptShares` divides the rest of the
 step between prompts. The first prompt is scheduled last: it gets the tokens that later prompts leave.

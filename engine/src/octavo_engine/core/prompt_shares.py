@@ -13,8 +13,8 @@ UNMEASURED_TOKENS = 128
 MIN_CHUNK_TOKENS = 16
 #: Minimum time of prompts, relative to the rest of the step: they advance even if decodes alone exceed the limit.
 MIN_SHARE = 1.0
-#: The same if no other sequence is delayed: the rest then takes a sixteenth of the step. A request that arrives during
-#: the step has to wait for its end.
+#: Like `MIN_SHARE`, for a prompt that delays no other sequence: the rest then takes a sixteenth of the step. A request
+#: that arrives during the step has to wait for its end.
 MIN_SHARE_ALONE = 15.0
 
 

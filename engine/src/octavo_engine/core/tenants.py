@@ -124,7 +124,7 @@ class Tenants:
         return max((tenant.num_places + places) / config.max_num_seqs, (tenant.num_blocks + blocks) / config.num_blocks)
 
     def givers(self, head: "Sequence") -> set[Tenant]:
-        """Return the tenants whose sequences may be preempted for `head`: all others if the head's tenant runs none.
+        """Return the tenants whose sequences `head` may preempt: all other tenants if its own runs nothing.
 
         Otherwise only tenants a step ahead that use more, relative to weight; none if `head` would exceed its share.
         """

@@ -115,7 +115,7 @@ def bind(plan: ThreadPlan) -> None:
 
 
 def nodes_to_interleave(cpus: Set[int], root: Path = Path("/")) -> frozenset[int]:
-    """Return the nodes of these CPUs on which the process may allocate memory; empty if there are less than two."""
+    """Return the nodes of these CPUs on which the process may allocate memory; empty if there are fewer than two."""
     nodes = frozenset(_nodes(cpus, root))
     return nodes if len(nodes) > 1 else frozenset()
 

@@ -138,7 +138,7 @@ class GraphedSteps:
                 if not is_out_of_memory(error):
                     break
         if len(self._graphs) < len(self._buckets):
-            text = "%d of %d CUDA graphs can't be captured, so the host spends more time on steps of their sizes: %s"
+            text = "%d of %d CUDA graphs can't be captured, so steps of these sizes take more host time: %s"
             _LOGGER.warning(text, len(self._buckets) - len(self._graphs), len(self._buckets), reason)
         decodes, others = ([b.num_tokens for b in self._graphs if (b.max_query_len == 1) == each] for each in (1, 0))
         text = "captured %d CUDA graphs, of up to %d sequences, or of up to %d tokens, in %.1f s; they take %d MiB"

@@ -62,9 +62,7 @@ def check_size(text: str, bounds: SchemaBounds, subject: str) -> None:
 def _check_numbers(value: Any, place: str, is_taken: Callable[[float], bool]) -> None:
     """Raise InvalidRequest for a number, also inside of `value`, which the library does not take."""
     if isinstance(value, int | float) and not is_taken(value):
-        message = (
-            f"the number {reprlib.repr(value)} is not supported: leave it out, or use one in [{_LOWEST}, {_MOST}]."
-        )
+        message = f"the number {reprlib.repr(value)} is not supported: use a number from {_LOWEST} to {_MOST}."
         raise refuse(message, place)
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in children:

@@ -180,7 +180,7 @@ class PartsMethod(PackedMethod):
         if order is not None and shard.inputs is not None and shard.group.size > 1:
             raise StartupError(
                 f"tensor '{name}': its inputs are in the order of their groups (act-order), which cannot be split over "
-                f"--tensor-parallel-size {shard.group.size}: use a checkpoint without act-order, --dtype float32, or 1."
+                f"--tensor-parallel-size {shard.group.size}: use size 1, --dtype float32, or no act-order checkpoint."
             )
         self.order, self.is_loaded = order, True
 

@@ -16,7 +16,7 @@ from octavo_engine.wire.errors import StartupError
 
 
 def linear_method(spec: LinearSpec, build: BuildContext, tied: Tensor | QuantisedWeight | None) -> LinearMethod:
-    """Choose the method: for blocks or groups if the device can multiply every part of the weight, else dense."""
+    """Choose the method: for blocks or groups if the device can multiply every part of the weight, otherwise dense."""
     if isinstance(tied, QuantisedWeight):
         return QuantisedMethod(spec, build, [tied], tied=True)
     formats = part_formats(spec, build) or []

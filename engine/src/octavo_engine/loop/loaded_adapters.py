@@ -291,7 +291,7 @@ class LoadedAdapters:
     def _stuck_error(self) -> Unavailable | None:
         if len(self._stuck) < MAX_STUCK:
             return None
-        text = f"{len(self._stuck)} loads that have ended still hang in their sources; the limit is {MAX_STUCK}: "
+        text = f"{len(self._stuck)} failed loads still wait for their sources; the limit is {MAX_STUCK}: "
         return Unavailable(text + "repair the volume, or restart the engine.", retry_after_s=WAKE_RETRY_S)
 
     def _start(self, load_id: Hashable, load: AdapterLoad) -> None:

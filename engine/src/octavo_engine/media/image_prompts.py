@@ -129,7 +129,7 @@ class ImagePrompts:
 
     def _check_pixels(self, rule: ImageTokens, usual_rule: ImageTokens, size: tuple[int, int], where: str) -> None:
         if isinstance(rule, PatchGrid) and max(size) > MAX_RATIO * min(size):
-            message = f"{where} has {_shown(size)} pixels, of which one side is over {MAX_RATIO} times the other"
+            message = f"{where} has {_shown(size)} pixels; one side is over {MAX_RATIO} times as long as the other"
             raise InvalidRequest(f"{message}; the limit is {MAX_RATIO} times: cut the image.", param=where)
         scaled, usual = rule.scaled_size(*size), usual_rule.scaled_size(*size)
         limit = max(self._settings.max_pixels, MAX_PIXELS)

@@ -110,7 +110,7 @@ class RowExperts(Experts):
 
 
 class FixedRope:
-    """Keeps the frequencies of a transformers RoPE module constant, which else depend on a step's longest sequence.
+    """Keeps the frequencies of a transformers RoPE module; they would follow the longest sequence of each step.
 
     transformers takes them for the `default` type, which never changes, except in `fix`.
     """

@@ -61,7 +61,7 @@ class LLM(UnsupportedMethods):
         if self.config.kv_events_config is not None:
             raise StartupError("kv_events_config: only `octavo serve` publishes events.")
         if self.config.headless:
-            raise StartupError("headless: a script is the first host: run `octavo serve --headless` on the others.")
+            raise StartupError("headless: a script runs on the first host: run `octavo serve --headless` on others.")
         unused = describe_unused(unused_arguments(arguments), as_flags=False)
         for line in [*unused, *unused_variables(os.environ)]:
             logger.warning(line)

@@ -176,7 +176,7 @@ def _reason(error: Exception) -> str:
     """Return the last messages of the compiler as one line; the very last one alone often lacks the reason."""
     if isinstance(error, subprocess.TimeoutExpired):
         late = f"the compiler did not end within {_TIMEOUT_S} s"
-        return f"{late}: start again when the machine has less other work; the compiled kernels are then kept"
+        return f"{late}: start again when the machine is less busy; later starts reuse the compiled kernels"
     stderr = getattr(error, "stderr", None)
     if not isinstance(stderr, str):
         return str(error)

@@ -32,8 +32,8 @@ class DraftCache:
     """The draft model's KV cache, whose blocks have the same ids as the target model's.
 
     Block tables, prefix hits, copies and swaps of the target model thus serve both models. The draft model does not run
-    in steps without drafts, so a block may have its KV for fewer tokens than the target's: `_filled` counts them from
-    the start of the block. `make_host` allocates rows for swapping; it returns None without a host tier.
+    in steps without drafts, so a block may have draft model KV for fewer tokens than target model KV: `_filled` counts
+    these tokens from the block's start. `make_host` allocates rows for swapping; it returns None without a host tier.
     """
 
     def __init__(

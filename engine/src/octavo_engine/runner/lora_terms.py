@@ -71,7 +71,7 @@ class AdapterTargets:
                 names = sorted({name.rpartition(".")[2] for name in self._all})
                 raise files.error(
                     f"it changes the module '{module.name}', but adapters of this model can change only "
-                    f"{', '.join(names)} of its layers: train it with these target_modules."
+                    f"{', '.join(names)}: train the adapter with these target_modules."
                 )
             _check_shapes(files, module, target)
             if target in modules:

@@ -65,7 +65,7 @@ def _check_async_scheduling(config: EngineConfig) -> None:
 def _check_hosts(config: EngineConfig) -> None:
     size, nnodes, node_rank = num_ranks(config), config.nnodes, config.node_rank
     if size % nnodes:
-        problem = f"nnodes={nnodes} does not divide the number of ranks, {size}: use a multiple of {nnodes}."
+        problem = f"nnodes={nnodes} does not divide the number of ranks, {size}: make it a divisor of {size}."
     elif node_rank >= nnodes:
         problem = (
             f"node_rank={node_rank} must be below nnodes={nnodes}: the first host has 0, the last one {nnodes - 1}."

@@ -362,7 +362,7 @@ class _Unpacked:
     def _check_groups(self) -> None:
         low, high, count = int(self.groups.min()), int(self.groups.max()), self.scales.shape[1]
         if low < 0 or high >= count:
-            what = f"an input has the group {low if low < 0 else high}, of {count} groups"
+            what = f"an input has the group {low if low < 0 else high}, but there are {count} groups"
             raise self._error(self.format.groups, what, "download the checkpoint again")
 
     @contextmanager

@@ -67,8 +67,8 @@ def fp8_linear(x: Float[Tensor, "rows in_features"], weight: FP8Weight) -> Float
 def round_rows(
     x: Float[Tensor, "rows in_features"], num_groups: int, given_scale: float | None = None
 ) -> tuple[Tensor, Float[Tensor, "rows groups"]]:
-    """Return each row's e4m3 codes and the scales of its groups. `given_scale`: the only scale, if not None; values
-    above 448 times this scale are clipped."""
+    """Return the e4m3 codes and the scales of each row's groups. `given_scale`: scale of all groups, so that values
+    above 448 times this scale are clipped; None: computed per group."""
     (rows, size), group_size = x.shape, x.shape[1] // num_groups
     assert x.stride(1) == 1
     codes = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=x.device)
