@@ -3,7 +3,7 @@
 An image's rows replace the embeddings of its placeholder tokens, so a chunk may contain tokens of an image only if the
 runner has its rows. A chunk ends before an image that must wait for space or time. The least recently used rows are
 dropped first, but never rows that a running sequence needs for its next tokens. In a step, no image overtakes one that
-waits, and sequences advance whose images fill the cache, so no image waits forever.
+waits, and a sequence whose images fill the cache advances, so no image waits forever.
 
 A step always encodes its first image. If the step has a time limit, further images use time that prompts would get.
 """

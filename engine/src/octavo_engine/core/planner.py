@@ -62,9 +62,9 @@ class Planner:
         self._builder = PlanBuilder(state)
         self._plan = self._builder.plan
         self._costs = StepCosts()
-        self._shares_step = self._builder.is_fair  # whether prompts share the step's time
-        self._fresh: set[Sequence] = set()  # admitted before `running` is scheduled: this step does not preempt them
-        self._givers: set[Tenant] = set()  # tenants from which this step preempted for others: they admit none
+        self._shares_step = self._builder.is_fair  # True: the step's prompts share its time
+        self._fresh: set[Sequence] = set()  # sequences admitted early, which this step must not preempt
+        self._givers: set[Tenant] = set()  # tenants that lost a sequence in this step, and admit none in it
         self._num_misfits = 0
         self._prompts: list[Sequence] = []  # running, in order, with their blocks
         self._num_reserved = 0  # tokens of this step reserved for the prompts

@@ -57,8 +57,8 @@ class SequenceGroup:
 class Sequence:
     seq_id: SeqId
     group: SequenceGroup
-    indices: list[int]  # the outputs for which it stands: several only before the fork
-    key: Key  # a smaller key is served first and preempted last
+    indices: list[int]  # outputs that this sequence computes: several only before the fork
+    key: Key  # sequences with smaller keys are served first and preempted last
     token_ids: list[int]
     limit: int  # largest len(token_ids)
     arrival_s: float

@@ -38,8 +38,8 @@ class SchedulerState:
         self.seqs: dict[SeqId, Sequence] = {}
         self.running: list[Sequence] = []
         self.tenants = Tenants(config)
-        self.deferred: dict[SeqId, Sequence] = {}  # in no queue until they are prepared: ready sequences overtake them
-        self.num_waiting_tokens = 0  # tokens to compute until each waiting sequence can sample
+        self.deferred: dict[SeqId, Sequence] = {}  # wait outside the queues until they are prepared
+        self.num_waiting_tokens = 0  # tokens that waiting sequences must compute before they sample
         self.num_places = 0
         self.num_needing_newest = 0  # running sequences with `needs_newest`
         self.in_flight: dict[int, StepPlan] = {}
@@ -48,7 +48,7 @@ class SchedulerState:
         self.now = 0.0
         self.unprepared: list[SequenceGroup] = []  # requests that the latest `add` or `step` deferred for images
         self.encoded: list[str] = []  # requests whose last image tokens the latest plan computes
-        self.blocked_by = ""  # why the latest step did not admit the head of the queue
+        self.blocked_by = ""  # reason why the latest step did not admit the queue's head
         self._next_seq_id = 0
         self._is_by_key = True  # `running` is ordered by key
 

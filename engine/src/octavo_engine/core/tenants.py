@@ -34,8 +34,8 @@ class Tenant:
     num_seqs: int = 0  # unfinished sequences, without deferred ones
     waiting: list["Sequence"] = field(default_factory=list)  # last in service first
     num_places: int = 0
-    num_blocks: int = 0  # without blocks found in the cache
-    num_prompt_tokens: int = 0  # prompt tokens that its running sequences still have to compute
+    num_blocks: int = 0  # blocks of running sequences, without those found in the cache
+    num_prompt_tokens: int = 0  # prompt tokens that running sequences still have to compute
     first: "Sequence | None" = None
 
     @property
@@ -58,7 +58,7 @@ class Tenants:
     def __init__(self, config: SchedulerConfig) -> None:
         self.active: dict[str, Tenant] = {}
         self.usage = defaultdict[str, TenantUsage](TenantUsage)  # by tenant's name, since the last `take_usage`
-        self.num_growing = 0  # running sequences that need a block for their next token
+        self.num_growing = 0  # number of running sequences that need a block for their next token
         self._config = config
         self._idle: dict[str, Tenant] = {}  # the longest idle first
         self._least = 0.0  # the least counter when a tenant last became idle
@@ -126,7 +126,8 @@ class Tenants:
     def givers(self, head: "Sequence") -> set[Tenant]:
         """Return the tenants whose sequences `head` may preempt: all other tenants if its own runs nothing.
 
-        Otherwise only tenants a step ahead that use more, relative to weight; none if `head` would exceed its share.
+        Otherwise, they are the tenants that are a step ahead and use more, relative to their weight; if `head` would
+        take its own tenant above its share, there are none.
         """
         taker, config = head.group.tenant, self._config
         if taker.first is None:

@@ -24,9 +24,9 @@ from octavo_engine.settings.records import MAX_GRAPH_ROWS
 from octavo_engine.wire.errors import first_line
 
 _LOGGER = logging.getLogger(__name__)
-MOST_KEYS = 1 << 21  # sum over all rows: bounds the memory of attention's partial results
-_PROMPT_TOKENS = (*range(64, 513, 64), 1024, 2048)  # sizes of graphs for steps with prompts
-_CHEAP_PADDING = 64  # padding tokens that hardly lengthen a step; more may be a quarter of it
+MOST_KEYS = 1 << 21  # most keys of all rows together: limits the memory of partial attention results
+_PROMPT_TOKENS = (*range(64, 513, 64), 1024, 2048)  # token counts of the graphs for steps with prompts
+_CHEAP_PADDING = 64  # so many padding tokens cost little; more may be at most a quarter of the step
 _NONE = np.zeros(0, dtype=np.int64)
 _EMPTY = StepArrays(
     *(_NONE, _NONE, _NONE, _NONE),

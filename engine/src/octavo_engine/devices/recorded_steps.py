@@ -83,7 +83,7 @@ class RecordedSteps:
             with record(self.pool, self._inputs) as recording:
                 hidden = self._forward(input_ids, positions, context)
         except (MemoryError, OSError) as error:  # raised by `mmap`, which holds the calls
-            if recording.has_exchanged:  # other ranks take part in each operation once: the step cannot be repeated
+            if recording.has_exchanged:  # other ranks expect each operation only once, so the step cannot be repeated
                 raise
             self._give_up(f"{error}: free some memory or set --enforce-eager")
             return None

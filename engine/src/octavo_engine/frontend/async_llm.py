@@ -54,7 +54,7 @@ class SleepSwitch:
             await self._core.call("sleep", [*tags], timeout_s=CALL_TIMEOUT_S)
 
     async def wake_up(self, tags: Iterable[MemoryTag]) -> None:
-        """Wake one tag after another. Raises Unavailable for a tag that can't be restored: it still sleeps."""
+        """Wake the tags one by one. Raises Unavailable if the memory of a tag cannot be restored: it still sleeps."""
         async with self._lock:
             for tag in tags:
                 await self._core.call("wake_up", [tag], timeout_s=CALL_TIMEOUT_S)

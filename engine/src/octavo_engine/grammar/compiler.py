@@ -63,7 +63,7 @@ def parser_limits() -> LLParserLimits:
 
 
 class DeepThreads(ThreadPoolExecutor):
-    """Threads whose stacks have `STACK_BYTES`; so has a thread that other code starts while the size is set."""
+    """Threads with stacks of `STACK_BYTES`. A thread that other code starts at the same moment may get one, too."""
 
     _resizing = threading.Lock()
 
@@ -103,7 +103,7 @@ def grammar_of_schema(schema: dict[str, Any], options: "JsonCompileOptions") -> 
 
 
 class Vocabulary:
-    """llguidance's token trie, in which only `eos_token_id` ends a text; `GrammarState` handles all ids that end it."""
+    """The token trie of llguidance, for which only `eos_token_id` ends a text; `GrammarState` has all end ids."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_id: int) -> None:
         self.eos_token_id = eos_token_id

@@ -75,7 +75,7 @@ class BuildContext:
 
 
 def inputs_of_cut(weight_format: WeightFormat, in_features: int) -> int:
-    """Return the number of inputs at whose multiples ranks may cut a weight; one group of all inputs may be cut."""
+    """Return the unit, in inputs, in which ranks may cut a weight; they may also cut a group that has all inputs."""
     is_one_group = isinstance(weight_format, GroupFormat) and weight_format.group_size == in_features
     return CODE_BLOCK if is_one_group else weight_format.num_values
 

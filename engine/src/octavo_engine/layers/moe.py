@@ -86,7 +86,7 @@ class MoE(Layer):
 
 
 class Experts(Layer):
-    """Gated feed-forward networks, some of which each row uses. Each rank has a part of every expert.
+    """Gated feed-forward networks; a router selects some of them for each row. Each rank has a part of every expert.
 
     On a GPU, the weights of all experts are in one tensor per projection, [experts, out, in], dense or group-quantised;
     the linear layers of each expert load their parts of it, and one launch multiplies all rows. On a CPU, each expert's

@@ -98,13 +98,13 @@ class LoadedAdapters:
         self._sources: dict[str, list[AdapterSource]] = {}  # of loads without an unload, by hash
         for adapter, source in start:
             self._sources.setdefault(adapter, []).append(source)
-        self._in_memory = dict.fromkeys([*self._sources][:max_in_memory])  # the least recently used first
-        self._leaving: set[str] = set()  # all loads unloaded; `_sources` still has the last one
-        self._requests: dict[str, str] = {}  # request id -> adapter, of unfinished requests
+        self._in_memory = dict.fromkeys([*self._sources][:max_in_memory])  # least recently used first
+        self._leaving: set[str] = set()  # unloaded adapters that requests still use
+        self._requests: dict[str, str] = {}  # unfinished request's id -> adapter
         self._num_users: Counter[str] = Counter()  # adapter -> requests that use it
-        self._wanted: dict[str, _WantedAdapter] = {}  # in order of their first requests
-        self._loads: dict[Hashable, AdapterLoad] = {}  # in order of their calls
-        self._stuck: list[Future[ReadAdapter]] = []  # reads of ended loads
+        self._wanted: dict[str, _WantedAdapter] = {}  # ordered by the adapters' first requests
+        self._loads: dict[Hashable, AdapterLoad] = {}  # ordered by call
+        self._stuck: list[Future[ReadAdapter]] = []  # reads that still run after their loads have ended
 
     def __bool__(self) -> bool:
         """Return True if any request may have an adapter."""

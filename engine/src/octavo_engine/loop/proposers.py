@@ -21,14 +21,14 @@ from octavo_engine.settings.records import SpeculativeConfig
 from octavo_engine.wire.plan import SeqId, StepCosts
 
 Tokens = npt.NDArray[np.int32]
-PLACEHOLDER = 0  # stands in a plan for each draft of a draft model
-_FIRST_SHARE = 0.5  # assumed for a sequence, or with a draft model for all, without a history
-_NEWEST = 0.3  # weight of the newest drafts in the share
+PLACEHOLDER = 0  # token id that a plan has in place of each draft of a draft model
+_FIRST_SHARE = 0.5  # share of accepted drafts that is assumed at first
+_NEWEST = 0.3  # weight of a sequence's newest drafts in its share
 _NEWEST_STEP, _NEWEST_TRY = (
     0.1,
     0.3,
-)  # with a draft model: weight in the share of the newest step, and of the newest try
-#: Steps before a single draft, or a try of a draft model; each try that does not pay doubles the pause.
+)  # with a draft model: weights of the newest step, and of the newest try, in the share
+#: Pauses, in steps, before a single draft or a try of a draft model; a try that loses time doubles the pause.
 _MIN_PAUSE, _MAX_PAUSE, _MAX_TRY_PAUSE = 8, 64, 1024
 
 

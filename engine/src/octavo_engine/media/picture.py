@@ -72,7 +72,7 @@ def decode(data: bytes, where: str, max_pixels: int = MAX_PIXELS) -> np.ndarray:
 
 
 def to_png(image: object, where: str, max_pixels: int = MAX_PIXELS) -> bytes:
-    """Encode a PIL image, or a uint8 array [height, width] or [height, width, channels]. Raises InvalidRequest."""
+    """Encode a PIL image, or a uint8 array of shape [height, width(, channels)], as PNG. Raises InvalidRequest."""
     if isinstance(image, np.ndarray):
         image = _from_array(image, where)
     if not isinstance(image, Image.Image):

@@ -204,8 +204,8 @@ class TileCanvas:
         return columns * self.tile, rows * self.tile
 
     def _canvas(self, width: int, height: int) -> tuple[int, int]:
-        """Return the columns and rows of the canvas with the nearest ratio: the last one of which the image fills over
-        half, else the first."""
+        """Return columns and rows of the canvas with the nearest ratio. If several have this ratio, the last one that
+        the image fills over half is used, else the first."""
         found, least = (1, 1), math.inf
         for columns, rows in self.canvases:
             distance = abs(width / height - columns / rows)

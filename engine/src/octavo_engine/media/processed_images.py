@@ -52,8 +52,8 @@ class ProcessedImages:
         self.normalisation = workers.normalisation
         self.num_queries = self.num_hits = 0
         self._workers, self._max_bytes, self._room_bytes = workers, max_bytes, max_bytes or UNCACHED_BYTES
-        self._lock = threading.RLock()  # results come on threads of the workers
-        self._images: OrderedDict[bytes, _Image] = OrderedDict()  # the least recently used first
+        self._lock = threading.RLock()  # worker threads deliver results
+        self._images: OrderedDict[bytes, _Image] = OrderedDict()  # least recently used first
         #: Tenant -> request -> images, in order; the tenant whose turn is next comes first.
         self._waiting: dict[str, dict[str, list[tuple[ImageInput, Future[object]]]]] = {}
         self._held: dict[str, list[_Image]] = {}  # by request

@@ -110,8 +110,8 @@ def connect_gpus(
 
 
 class Group:
-    """Rank `rank` of `size`. `collectives`: None if operations do nothing: the group has one rank, or only computes the
-    size of each rank's part. `timeout`: limit of each operation. `gpus`: operations on GPU tensors, if any.
+    """Rank `rank` of `size`. `collectives`: None for a group that does not communicate: it has one rank, or serves only
+    to divide sizes. `timeout`: limit of each operation. `gpus`: operations on GPU tensors, if any.
 
     All ranks must make the same calls in the same order. A call raises GroupBroken if a rank has ended or is late. On
     GPUs only `gather` and `wait` raise it, because other calls return before the GPU has finished them.

@@ -47,7 +47,7 @@ class Stages:
             self._column.send(each, self.index + 1)
 
     def return_rows(self, hidden: Tensor, find_rows: Callable[[], npt.NDArray[np.int64]]) -> Tensor:
-        """Replace the rows of `hidden` that `find_rows` lists, on the first stage, by those of the last stage.
+        """On the first stage, replace the rows of `hidden` that `find_rows` lists by the last stage's rows.
         `find_rows`: returns ascending indices.
 
         The first stage waits for the last one in each step, even if no row is returned, so that it never starts the

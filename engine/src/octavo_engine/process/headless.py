@@ -64,7 +64,7 @@ class HeadlessHost:
             self._stop()
 
     def drain(self) -> None:
-        """End this host once the engine has finished its requests; at once before a start, or at a second call."""
+        """End this host once the engine has finished its requests; at once if none has started, or at a second call."""
         if self._is_draining or not self._has_started:
             self.end()
         self._is_draining = True

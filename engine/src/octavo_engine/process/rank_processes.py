@@ -371,7 +371,7 @@ class RankProcess:
             self._process.kill()
         self._thread.join()
         self._process.stdout.close()
-        with self._sending:  # the entries of other ranks come on their threads until these are stopped, too
+        with self._sending:  # threads of other ranks may still send entries
             self._outbox.close()
 
     def _write(self, data: bytes) -> None:

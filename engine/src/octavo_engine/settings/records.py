@@ -93,7 +93,7 @@ class SchedulerConfig:
     watermark: float = 0.0
     max_loras: int = 0  # different adapters in a step; 0: no limit
     preemption_mode: PreemptionMode = "auto"
-    block_lives_every: int = 0  # sample one in this many block allocations; 0: none
+    block_lives_every: int = 0  # one of this many block allocations is sampled; 0: none is
     hash_root: bytes = b""  # `wire.hashing.root_hash` without salt and adapter
     debug_invariants: bool = False
 
@@ -133,7 +133,7 @@ class SpeculativeConfig:
 
 MAX_GRAPH_ROWS = 1024  # most rows of a decode step that runs as a CUDA graph
 MAX_GRAMMAR_BYTES = 1 << 18  # most bytes of a schema, regex or grammar: the compiler's stack grows with them
-MAX_LOGITS = 16 << 20  # most fp32 logits that are held at a time on a CPU
+MAX_LOGITS = 16 << 20  # most fp32 logits in memory at a time on a CPU
 MAX_GPU_LOGITS = 64 << 20  # on a GPU, which reads the model's head again for each part of a step's rows
 SMALLER_DEFAULT_SEQS = 256
 
@@ -183,4 +183,4 @@ class ReadyInfo:
     adapters: dict[str, str] = field(default_factory=dict)
     adapter_folders: dict[str, str] = field(default_factory=dict)
     max_num_seqs: int = SMALLER_DEFAULT_SEQS
-    revision: str = ""  # a hub's commit, or the digest of a bucket's listing; empty for local files
+    revision: str = ""  # commit on a hub, or digest of a bucket's list of files; "" for local files

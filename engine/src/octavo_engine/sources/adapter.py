@@ -50,7 +50,7 @@ MAX_WORK = 2**21  # ways to match a pattern at one place of a name
 MAX_MATCHING_S = 2  # CPU time
 MAX_VALUE = 2**31
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:", re.DOTALL)
-#: Matches a repeated group, or one that begins with `(?`, as under `(?x)` a comment may hide a repetition.
+#: Matches a group that is repeated, or that begins with `(?`: under `(?x)`, a comment may hide a repetition.
 _COSTLY_GROUP = re.compile(r"\)\s*[*+{]|\(\?")
 _RETRAIN = "train it with plain LoRA, or merge it into the checkpoint and serve the result"
 

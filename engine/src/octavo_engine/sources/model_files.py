@@ -22,8 +22,8 @@ class ModelFiles:
     load_format: str
     config: dict[str, Any]
     weight_files: tuple[Path, ...] = ()
-    gguf: Path | None = None  # the file (the first shard) whose header holds config and tokenizer
-    quantisation: QuantisedConfig | None = None  # of a checkpoint whose layers are quantised
+    gguf: Path | None = None  # file (first shard) whose header has config and tokenizer
+    quantisation: QuantisedConfig | None = None  # set if the checkpoint's layers are quantised
     generation: dict[str, Any] = field(default_factory=dict)
     tokenizer_json: Path | None = None
     tokenizer_config: dict[str, Any] = field(default_factory=dict)

@@ -112,7 +112,7 @@ def _profile_options(profile: str) -> dict[str, Any]:
     try:
         settings = session.get_scoped_config()
         provider = Boto3CredentialProvider(session, ttl=_PROFILE_TTL)
-        provider()  # reports an expired login now, and not as a failed request that is repeated
+        provider()  # reports an expired login at once; a request would fail and be repeated
     except Exception as error:  # a profile may name a program, the output of which boto3 hardly checks
         what = first_line(error)
         raise StartupError(

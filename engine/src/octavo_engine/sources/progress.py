@@ -1,4 +1,4 @@
-"""Shows the progress of a download: as a bar on a terminal, elsewhere by a log line every 10 s.
+"""Shows the progress of a download: a bar on a terminal, otherwise a log line every 10 s.
 
 Progress is measured by the sizes of the files in the folder, so it works with every client library. A read fails if its
 source sends no byte for `STALL_S` seconds; the reading thread may still hang.

@@ -49,8 +49,8 @@ _SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "uniq
 #: Filters that may look up an attribute of each item, such as "function.name", in Python code.
 _ATTRIBUTE_FILTERS = frozenset(("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "sum", "unique"))
 _MAX_ATTRIBUTE_PARTS = 8
-_MAX_ATTRIBUTE_CHARS = 4096  # Python copies a name that it does not find
-_MAX_SEPARATOR = 64  # characters of the separators of JSON
+_MAX_ATTRIBUTE_CHARS = 4096  # limit for names of attributes: Python copies a name that it does not find
+_MAX_SEPARATOR = 64  # most characters of a separator for JSON
 #: Codecs written in C, and error handlers, whose result is about as large as the text; "punycode" takes quadratic time.
 _CODECS = frozenset(("utf-8", "utf8", "ascii", "latin-1", "latin1", "strict", "ignore", "replace"))
 _WIDE_FORMAT = re.compile(r"\d{5,}|\{[^{}]*:[^{}]*\{|%[-+ #0-9.]*\*")

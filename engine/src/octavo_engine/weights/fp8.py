@@ -47,7 +47,7 @@ def make_fp8_format(scales: str) -> LayerFormat:
     )
 
 
-#: A weight is code * scale under both names; DeepSeek calls its scale the inverse of the factor that made the codes.
+#: Both names mean the factor of the codes; DeepSeek calls it inverse, as the codes were made with its inverse.
 FP8_FORMATS = tuple(make_fp8_format(name) for name in ("weight_scale", "weight_scale_inv"))
 
 

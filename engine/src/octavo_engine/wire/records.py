@@ -184,7 +184,7 @@ class EngineStats:
     encode_s: float = 0.0  # seconds of encoding images
     stage_forward_bytes: int = 0  # bytes that the first stage sent to the next
     stage_back_bytes: int = 0  # bytes that the first stage received from the last
-    encoder_usage: float = 0.0  # share of the encoder cache that holds images, 0 to 1
+    encoder_usage: float = 0.0  # fraction of the encoder cache that is in use
     running_adapters: list[str] = field(default_factory=list)  # hashes of the adapters of running requests
     waiting_adapters: list[str] = field(default_factory=list)
     tenants: dict[str, TenantUsage] = field(default_factory=dict)  # by name, in messages that end a step

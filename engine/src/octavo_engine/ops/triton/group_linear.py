@@ -1,4 +1,4 @@
-"""Products of rows with a group-quantised weight: by a kernel up to MAX_ROWS rows, by torch after expansion above.
+"""Products of rows with a group-quantised weight: by a kernel for up to MAX_ROWS rows, otherwise by torch.
 
 Both ways use the values of `expand_groups` and add in fp32. Each program of the kernel computes some outputs for a tile
 of rows from one part of the inputs; a second launch adds the parts in order. The number of parts depends on the
