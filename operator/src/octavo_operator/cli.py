@@ -55,7 +55,7 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
     add("--lame-duck", type=int, default=15, metavar="S", help=text)
     text = "Number of services rolled out at a time after a default image or pod setting changes. Default: %(default)s."
     add("--max-rollouts", type=int, default=1, metavar="N", help=text)
-    text = "User that the platform, such as OpenShift, assigns to engine and router pods. Default: user 10001."
+    text = "Let the platform, such as OpenShift, assign the user of engine and router pods. Default: user 10001."
     add("--no-fixed-user", action="store_true", help=text)
     text = (
         "Whether specs may give pods rights on their node, such as hostPath volumes and privileged containers. "
@@ -70,16 +70,16 @@ def _add_pod_flags(parser: argparse.ArgumentParser) -> None:
 
 def _add_monitoring_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pod-monitors", action="store_true", help="PodMonitors of engines and routers. Default: off.")
-    text = "Labels of PodMonitors, by which Prometheus selects them; one for each flag. Default: none."
+    text = "Label of PodMonitors, by which Prometheus selects them; may be repeated. Default: none."
     _add_list(parser, "--monitor-label", text, dest="monitor_labels", metavar="NAME=VALUE", type=_label)
     text = (
-        "Namespaces whose Prometheus may read metrics of engines and routers, by NetworkPolicies; one for each flag. "
+        "Namespace whose Prometheus the NetworkPolicies of engines and routers admit to metrics; may be repeated. "
         "Default: none."
     )
     _add_list(parser, "--scraped-from", text, metavar="NAMESPACE")
     text = (
-        "Peers of a NetworkPolicy that may read metrics of engines and routers, as JSON objects with podSelector, "
-        "namespaceSelector or ipBlock; one for each flag. Default: none."
+        "Peer in NetworkPolicies that may read metrics of engines and routers, as a JSON object with podSelector, "
+        "namespaceSelector or ipBlock; may be repeated. Default: none."
     )
     _add_list(parser, "--scrape-peer", text, dest="scrape_peers", metavar="JSON", type=_json_object)
 
@@ -101,12 +101,12 @@ def _add_lease_flags(parser: argparse.ArgumentParser) -> None:
 def _add_metrics_api_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = (
-        "Port on which the API server gets the custom metrics of services, for their HorizontalPodAutoscalers; 0: not "
-        "served, the operator scales them itself. Default: %(default)s."
+        "Port on which the operator serves custom metrics to the API server, for HorizontalPodAutoscalers; 0: the "
+        "operator serves none and scales services itself. Default: %(default)s."
     )
     add("--metrics-api-port", type=int, default=0, metavar="PORT", help=text)
     text = (
-        "Name in --lease-namespace of that port's Service, and of the Secret created for its certificate authority. "
+        "Name, in --lease-namespace, of the Service of --metrics-api-port and of its certificate authority's Secret. "
         "Default: %(default)s."
     )
     add("--metrics-api-service", default="octavo-metrics-api", metavar="NAME", help=text)

@@ -27,11 +27,11 @@ SERVICE_PORT = 80
 HTTP, ADMIN = "http", "admin"
 
 ENGINE, ROUTER = "engine", "router"
-#: Component of the pods of a replica that has several, except the first pod, which is the engine for all others.
+#: Component label of the pods of a replica except its first one, which answers requests for all of them.
 ENGINE_WORKER = "engine-worker"
 #: Component of the objects of all pods of replicas that have several.
 ENGINE_GROUP = "engine-group"
-#: Kinds of the object that has the replicas of one revision: pods, or groups of pods.
+#: Kinds of the object that holds the replicas of one revision; a replica is a pod, or a group of pods.
 DEPLOYMENT, GROUP_SET = "Deployment", "LeaderWorkerSet"
 
 #: Metrics of a service in the API custom.metrics.k8s.io, by their type in spec.autoscaling.

@@ -69,14 +69,14 @@ class Pod:
 
     @property
     def parts(self) -> tuple["Pod", ...]:
-        """The pods of its replica that stay, itself first. They include pods of a lost node, which are not replaced
-        yet."""
+        """This pod and its workers, without terminating pods. Pods of a lost node are included, as they are not
+        replaced yet."""
         return (self, *(each for each in self.workers if not each.is_terminating or each.trouble == "NodeLost"))
 
     @property
     def causes(self) -> list["Pod"]:
-        """The pods whose troubles keep its replica from serving. All pods of a replica end when one does, so a crash is
-        no cause beside another trouble."""
+        """The pods that keep this replica from serving. All pods of a replica end when one of them ends, so a crash
+        counts as the cause only if no pod has another trouble."""
         troubled = [part for part in self.parts if part.trouble is not None]
         return [part for part in troubled if part.trouble != "CrashLoop"] or troubled
 
@@ -87,8 +87,8 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeployment:
-    """The object that has the replicas of one revision: a Deployment or, if a replica has several pods, a
-    LeaderWorkerSet, of which `Observed.pods` has the leaders."""
+    """The object that holds the replicas of one revision: a Deployment or, if a replica has several pods, a
+    LeaderWorkerSet, whose leaders are in `Observed.pods`."""
 
     name: str
     uid: str

@@ -55,7 +55,7 @@ class OptionalApis:
             logger.log(level, what, kind)
 
     def mark_missing(self, kind: str) -> bool:
-        """Note that the cluster does not serve this kind any more; return False if the operator can't do without."""
+        """Note that the cluster does not serve this kind any more; return False if the operator needs it."""
         if kind in OPTIONAL and kind not in self._missing:
             logger.warning("the cluster does not serve %ss any more: the operator creates none", kind)
             self._missing.append(kind)

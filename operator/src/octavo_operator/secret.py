@@ -1,6 +1,6 @@
 """Secrets by which operator, routers and engines authenticate. All derive from one key: the operator stores only it.
 
-A secret is the HMAC-SHA256 (RFC 2104) of the service's namespace and name, and of its purpose, under that key.
+A secret is the HMAC-SHA256 (RFC 2104), under that key, of the service's namespace and name and of the secret's purpose.
 """
 
 import base64

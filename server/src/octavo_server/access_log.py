@@ -1,7 +1,7 @@
 """Lines about requests: uvicorn's access log, and an engine server's logs of usage and outputs.
 
-Requests of probes and scrapers, which are frequent, have no line in the access log. In the format json its lines have
-the fields tenant, code and, in a router, replica.
+Requests of probes and scrapers, which are frequent, have no line in the access log. With `--log-format json`, its lines
+have the fields tenant, code and, in a router, replica.
 """
 
 import errno
@@ -60,7 +60,7 @@ def skip_probes(unlogged: Iterable[str] = ()) -> None:
 
 
 class UsageLog:
-    """Writes a line of JSON for each request that has ended. A line that can't be written ends the log, not the server.
+    """Writes a line of JSON for each request that has ended. If one can't be written, only the log ends.
 
     `path`: a file, which may have lines of other processes, or "-" for the standard output. Raises StartupError.
     """

@@ -44,11 +44,11 @@ class BodyLimits(Declared):
     max_json_depth: int = setting(128, "Largest number of nested JSON levels in a request body.")
     request_timeout: float = setting(
         60.0,
-        "Seconds that a client has to send the body of a request; for its headers the same time, at most 10 s.",
+        "Seconds that a client has to send the body of a request; its headers have the same time, but at most 10 s.",
         parse=seconds,
     )
     min_upload_rate: int = setting(
-        2**16, "Bytes a second; a request whose body arrives more slowly for 5 s gets status 408; 0: no limit."
+        2**16, "Bytes per second of a body; a request whose body is slower for 5 s gets status 408; 0: no limit."
     )
 
     @property
@@ -96,11 +96,11 @@ class QueueLimits(Declared):
         parse=size_or_auto,
     )
     max_num_queued_tokens: int | None = setting(
-        None, "Number of prompt tokens of waiting requests from which on new requests are rejected.", parse=size_or_auto
+        None, "Number of prompt tokens of waiting requests at which new requests are rejected.", parse=size_or_auto
     )
     max_requests_per_key: int | None = setting(
         None,
-        "Number of one API key's waiting and running sequences from which on its new requests are rejected.",
+        "Number of one API key's waiting and running sequences at which its new requests are rejected.",
         parse=size_or_auto,
     )
     max_queue_time: float | None = setting(

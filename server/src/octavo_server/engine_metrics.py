@@ -24,7 +24,7 @@ Samples = dict[str, list[Sample]]
 
 
 class EngineCollector(Collector):
-    """Exports all gauges and counters but those by tenant. `samples`: returns the current samples by metric name."""
+    """Exports gauges and counters without the label `tenant`. `samples`: returns current samples by metric name."""
 
     def __init__(
         self, common: Mapping[str, str], prefix: str, samples: Callable[[], Samples], features: frozenset[Feature]

@@ -1,6 +1,6 @@
 """Prometheus' text format for the router, whose worker processes send their histograms to the one that is scraped.
 
-Text that doesn't change between two scrapes (names, labels, bounds) is kept. All objects belong to one event loop, so
+Text that doesn't change between two scrapes (names, labels, bounds) is cached. All objects belong to one event loop, so
 there are no locks; observing a value costs a bisection and two additions.
 """
 

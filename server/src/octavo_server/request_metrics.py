@@ -1,8 +1,8 @@
-"""Metrics of requests, observed in the front end as the engine's outputs arrive: counts and times, no text.
+"""Observes the counts and times of requests, but no text, in the front end as the engine's outputs arrive.
 
-`RequestMetrics` turns the outputs of one prompt into observations for a `MetricsSink`; `RequestSummary` holds its
-totals for a trace, `RequestUsage` those of a client's request, which may have several prompts, and `TenantTotals` those
-of an API key.
+`RequestMetrics` turns the outputs of one prompt into observations for a `MetricsSink`. `RequestSummary` holds the
+totals of a prompt for a trace, `RequestUsage` the totals of a client's request, which may have several prompts, and
+`TenantTotals` the totals of an API key.
 """
 
 import time
@@ -30,7 +30,7 @@ OTHER_TENANTS = "(others)"
 
 
 class TenantFamily:
-    """A counter by tenant and one more label. The lines of a tenant are kept until it changes, as there may be many."""
+    """A counter by tenant and one more label. As there may be many tenants, the lines of each are cached."""
 
     def __init__(self, metric: Metric, common: Mapping[str, str]) -> None:
         self._name, self._help = f"{metric.full_name()}_total", metric.help

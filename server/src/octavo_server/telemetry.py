@@ -90,8 +90,8 @@ class Telemetry:
             self.on_request_end(summary, now)
 
     def record_step(self, stats: EngineStats) -> None:
-        """Add the figures of a message. A message without a new step (only an abort) repeats the latest step, which is
-        not observed again."""
+        """Add the figures of a message. A message that reports only an abort repeats the latest step, which is not
+        observed again."""
         self.tenants.add_usage(stats.tenants)
         self._record_adapters(stats.running_adapters, stats.waiting_adapters)
         if stats.steps != self._num_steps:

@@ -107,8 +107,8 @@ class Autoscaler:
         self._is_due = asyncio.Event()
 
     def state_of(self, key: Key) -> ScalingState | None:
-        """The latest decision about a service; None without autoscaling. Decides at once about a new service, so that
-        its first status is right."""
+        """Return the latest decision about a service; None without autoscaling. A new service is decided at once, so
+        that its first status is right."""
         if key not in self._followed:
             self._decide(key)
         followed = self._followed.get(key)
@@ -155,7 +155,7 @@ class Autoscaler:
                 pass
 
     async def _try_step(self, key: Key) -> None:
-        """Decide about one service. After a conflict it is due again: the view soon has its latest version."""
+        """Decide about one service. After a conflict, the service is due again: the view soon has its new version."""
         try:
             await self.step(key)
         except (ApiError, OSError, TimeoutError) as error:

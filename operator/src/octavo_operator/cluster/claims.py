@@ -1,4 +1,4 @@
-"""`Claims`: which service gets a host, a model's name or the use of a router, as specs of several may claim one.
+"""`Claims` decides which service gets a host, a model's name or a router that the specs of several services claim.
 
 The oldest service that claims a host with a path, or a name behind a router, gets it.
 """
@@ -69,14 +69,14 @@ class Claims:
         return self[router].router == router
 
     def may_use_router(self, service: Key) -> bool:
-        """Return whether the router that the service's spec names is its own, or admits this service."""
+        """Return whether the router in the service's spec is the service's own router, or admits this service."""
         router = self[service].router
         allowed = None if router is None else self[router].allow_from
         return router == service or allowed is None or service[1] in allowed
 
     def claimed_models(self, service: Key) -> Set[str]:
-        """Names that a service claims behind its spec's router: of the model and the adapters in its spec or, if it may
-        not use the router, of the model that its engines behind that router serve."""
+        """Return the names that a service claims at the router of its spec: those of the spec's model and adapters or,
+        if the service may not use this router, those of the model that its engines already serve there."""
         claim = self[service]
         if self.may_use_router(service):
             return {name for _, name in claim.models}
@@ -88,8 +88,8 @@ class Claims:
         return None if first == service else "/".join(first)
 
     def taken_models(self, service: Key) -> dict[str, str]:
-        """Names of this service's model and adapters that belong to another service behind its router -> that service.
-        A service whose model has the name precedes services with such an adapter, then the oldest wins."""
+        """Map names of this service's model and adapters that belong to another service of its router to that service.
+        A service whose model has the name precedes services whose adapter has it; otherwise the oldest service does."""
         router = self[service].router
         if router is None:
             return {}
@@ -105,8 +105,8 @@ class Claims:
             yield from (key for key in refused if model in self.claimed_models(key))
 
     def _first(self, rivals: Iterable[Key], default: Key, name: str = "") -> Key:
-        """The service that was created first; of several, the first by name. `name`: services that have an adapter of
-        this name come last."""
+        """Return the service that was created first; of several, the first by name. `name`: services that have an
+        adapter of this name come last."""
 
         def order(service: Key) -> tuple[bool, str, Key]:
             return name in self[service].adapters, self[service].created, service

@@ -211,8 +211,8 @@ class Cluster:
         await self._merge(path_of(KIND, namespace, name) + "/scale", body)
 
     async def set_replicas(self, kind: str, namespace: str, name: str, uid: str, replicas: int) -> Raw:
-        """Scale an object. It fails with a conflict if another object has its name now. The digest of the manifest is
-        replaced: with the next accepted spec, the number is no user's change that must be repaired."""
+        """Scale an object. Fails with a conflict if another object has its name now. The digest of the manifest is
+        replaced, so that the next accepted spec does not treat the number as a foreign change to repair."""
         metadata = {"uid": uid, "annotations": {APPLIED: f"replicas-{replicas}"}}
         body = {"metadata": metadata, "spec": {"replicas": replicas}}
         return await self.patch(kind, namespace, name, body)

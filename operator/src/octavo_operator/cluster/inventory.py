@@ -19,7 +19,7 @@ async def is_served(cluster: Cluster, kind: str, namespace: str | None) -> bool:
 
 class Inventory:
     """`namespaces`: watched namespaces, empty for all. `remove`: called with each object that only the view has.
-    `mark_missing`: called with a kind that is not served any more; returns whether the operator can do without it."""
+    `mark_missing`: called with a kind that is not served any more; returns whether the operator can work without it."""
 
     def __init__(
         self,

@@ -42,8 +42,8 @@ class PodSetupEvents:
 
     async def refresh(self, pods: Iterable[Raw], sets: Mapping[tuple[str, str], str | None] = NO_SETS) -> float | None:
         """List the Events of waiting pods and StatefulSets; return the seconds until the next call is due, or None if
-        nothing waits. `sets`: as `View.stateful_sets`. A failure before a StatefulSet's newest pod is over, and may be
-        that of an earlier one of the same name."""
+        nothing waits. `sets`: as `View.stateful_sets`. A StatefulSet's failure that is older than its newest pod is
+        ignored: it is over, or of an earlier set of the same name."""
         now, delays_s = self._clock(), list[float]()
         self._pending = {uid: pod for uid, pod in self._pending.items() if pod.next_look_s > now - EXPIRY_S}
         looks: list[tuple[str, dict[str, str], str | None]] = []

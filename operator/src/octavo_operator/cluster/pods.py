@@ -195,7 +195,7 @@ def is_quota_exceeded(failure: str) -> bool:
 
 
 def missing_secrets(messages: Iterable[str]) -> frozenset[str]:
-    """Names of the Secrets that the kubelet has not found, by its messages about containers and volumes."""
+    """Return the names of Secrets that the kubelet did not find, from its messages about containers and volumes."""
     return frozenset(name for message in messages for name in _MISSING_SECRET.findall(message))
 
 

@@ -156,8 +156,8 @@ class Reconciler:
         return self._with_setup_failures(seen, pods, sets)
 
     def _with_setup_failures(self, observed: Observed, routers: Mapping[str, Any], sets: Sequence[Key]) -> Observed:
-        """Add to pods and routers the reasons why their containers can't be created, and to LeaderWorkerSets those why
-        their pods can't. `sets`: the StatefulSets that lack pods."""
+        """Add to pods and routers the reasons why their containers can't be created, and to LeaderWorkerSets the
+        reasons why their pods can't. `sets`: the StatefulSets that lack pods."""
         failures = {name: self._pod_events.trouble_of(f"{namespace}/{name}") for namespace, name in sets}
         deployments = tuple(_with_failure(each, failures) for each in observed.engine_deployments)
         engines = tuple(map(self._with_setup_failure, observed.pods))

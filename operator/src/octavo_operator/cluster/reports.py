@@ -37,7 +37,7 @@ FRESH_S = 3.0  # a router that was silent for longer may have missed changes: it
 
 
 def router_session() -> aiohttp.ClientSession:
-    """Make the session for `RouterReports`: it has a connection for each router, and leaves data compressed."""
+    """Make the session for `RouterReports`: one connection per router, and no decompression of received data."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False)
 
 

@@ -1,6 +1,6 @@
 """`RouterState`: the state of one router pod, from the events of its stream (docs/reference/router.md).
 
-The router may be any program: impossible figures are left out, and texts and names are limited.
+The router's image may be any program, so impossible figures are dropped, and texts and names are limited.
 """
 
 from collections.abc import Set
@@ -88,7 +88,7 @@ _decode = msgspec.json.Decoder(_Event).decode
 
 
 class _Replica(NamedTuple):
-    """The figures of a replica that can be used: None, or left out, if they are unknown or impossible."""
+    """The usable figures of a replica; unknown and impossible figures are None or absent."""
 
     epoch: str | None
     size: ModelSize | None
@@ -219,7 +219,7 @@ def _are_counts(figures: _EngineLoad | _EngineModel) -> bool:
 
 
 def _startup_of(given: dict[str, float | None]) -> dict[str, float]:
-    """The phases that the status has fields for: an engine of another version may report other phases, or nonsense."""
+    """Return the phases that have a field in the status, because an engine of another version may report any others."""
     numbers = {phase: seconds for phase in ENGINE_PHASES if (seconds := given.get(phase)) is not None}
     return {phase: seconds for phase, seconds in numbers.items() if 0 <= seconds <= MOST_STARTUP_S}
 

@@ -97,8 +97,8 @@ class View:
             self._returned.setdefault(service, {})[ref] = trimmed(response)
 
     def upgrades(self, service: Key, beginning: Collection[Key]) -> Upgrades:
-        """Rollouts of other services that only the operator's settings ask for. `beginning`: services whose status does
-        not show one yet."""
+        """Rollouts of other services that only the operator's settings caused. `beginning`: services that begin such a
+        rollout, which their status does not show yet."""
         reasons = {key: upgrade_reason(raw.get("status") or {}) for key, raw in self.services.items() if key != service}
         running = {key for key, reason in reasons.items() if reason == "RollingOut" or key in beginning}
         stopped = (f"{key[0]}/{key[1]}" for key, reason in reasons.items() if reason == "DeadlineExceeded")
@@ -181,9 +181,9 @@ class View:
         return [*engines, *self._routers.get(self.router_of(service), {}).values()]
 
     def stateful_sets(self, service: ServiceIdentity) -> dict[Key, str | None]:
-        """StatefulSets of the service's LeaderWorkerSets: namespace and name -> None if it has all of its pods, else
-        the time when its newest pod was created or, if it has none, the LeaderWorkerSet. The StatefulSet of the leaders
-        has the name of the LeaderWorkerSet, and that of a leader's workers the name of the leader."""
+        """Map (namespace, name) of each StatefulSet of the service's LeaderWorkerSets to None if it has all pods, else
+        to the creation time of its newest pod or, without pods, of the LeaderWorkerSet. The set of the leaders has the
+        name of the LeaderWorkerSet; the set of a leader's workers has the name of the leader."""
         key, found = (service.namespace, service.name), dict[Key, str | None]()
         objects = self._objects.get(key, {})
         created = {ref: str(raw["metadata"].get("creationTimestamp") or "") for ref, raw in objects.items()}

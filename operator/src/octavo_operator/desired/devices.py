@@ -49,7 +49,7 @@ def num_gpus(service: InferenceService) -> int:
 
 
 def num_whole_gpus(service: InferenceService) -> int:
-    """Number of NVIDIA GPUs that one pod requests for itself. Several ranks need such GPUs: NCCL connects neither
+    """Number of whole NVIDIA GPUs that one pod requests. Several ranks need whole GPUs, because NCCL connects neither
     partitions nor processes that share a GPU."""
     return math.ceil(parse_quantity(_requested(service).get("nvidia.com/gpu", 0)) or 0)
 
@@ -84,7 +84,7 @@ def container_security(service: InferenceService) -> Manifest:
 
 
 def shared_memory(service: InferenceService) -> tuple[list[Manifest], list[Manifest]]:
-    """The mounts and volumes for /dev/shm; none for the container runtime's own, which has 64 MiB."""
+    """The mounts and volumes for /dev/shm; empty if the container runtime's own /dev/shm (64 MiB) suffices."""
     has_several = num_gpus(service) > 1 or service.num_local_ranks > 1
     default = SHARED_MEMORY_OF_SEVERAL if has_several else SHARED_MEMORY
     size = service.spec.shared_memory or (default if _gets_nvidia(service) else None)

@@ -1,10 +1,10 @@
 """The engine's pods: one Deployment per revision, whose template never changes, or one LeaderWorkerSet if each replica
-has several pods: a leader, which is the engine for all others, and its workers.
+has several pods: a leader, which answers requests, and its workers.
 
-A revision is the hash of the pod template, or of both templates and the number of pods. These have all inputs that an
-engine reads when it starts. So changes that apply to running engines (API keys, the number of replicas) and changes of
-the router cause no rollout. The plan creates and deletes these objects. Each revision has its own one, so Kubernetes'
-rollout, which does not consider the routers, never runs.
+A revision is the hash of the pod template, or of both templates and the number of pods. The template has all inputs
+that an engine reads when it starts. So changes that apply to running engines (API keys, the number of replicas) and
+changes of the router cause no rollout. The plan creates and deletes the object of each revision, so Kubernetes' own
+rollout, which ignores the routers, never runs.
 """
 
 from collections.abc import Collection, Iterator, Mapping

@@ -46,8 +46,8 @@ INGRESS_ANNOTATIONS: dict[str, dict[str, str]] = {
 
 
 def desired_network(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Network objects of a service; a service without its own router has only a Service of its own name and, if its
-    replicas have several pods, a NetworkPolicy of these pods."""
+    """Network objects of a service. A service without its own router has only a Service and, if its replicas have
+    several pods, a NetworkPolicy of these pods."""
     manifests, has_policies = [_public_service(service)], service.spec.network_policy.enabled is not False
     if service.owns_router:
         manifests += [_headless_service(service), *_exposure(service, settings)]
@@ -201,7 +201,7 @@ def _engine_policy(service: InferenceService, settings: Settings) -> Manifest:
 
 
 def _group_policy(service: InferenceService) -> Manifest:
-    """NetworkPolicy of the pods of replicas: all ports are open between them, as ranks listen on random ones."""
+    """NetworkPolicy that opens all ports between the pods of replicas, because ranks listen on random ports."""
     parts = [{"key": COMPONENT_LABEL, "operator": "In", "values": [ENGINE, ENGINE_WORKER]}]
     selector = {"matchLabels": {SERVICE_LABEL: service.name}, "matchExpressions": parts}
     peers = [{"podSelector": selector}]
@@ -236,7 +236,7 @@ def _policy(
     rules: list[Manifest],
     own: list[Manifest],
 ) -> Manifest:
-    """`rules`: for incoming connections. `own`: outgoing rules that the pods need, besides DNS and the user's."""
+    """`rules`: for incoming connections. `own`: for outgoing ones, besides DNS and the rules of the user."""
     peers = service.spec.network_policy.egress_to
     dns = {"ports": [{"port": port, "protocol": name} for port in DNS_PORTS for name in ("UDP", "TCP")]}
     egress = None if peers is None else [dns, *own, *([{"to": list(peers)}] if peers else [])]

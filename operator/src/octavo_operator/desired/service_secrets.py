@@ -1,4 +1,4 @@
-"""The Secrets of a service: those of its router, one of which engines share, and one of replicas of several pods."""
+"""The Secrets of a service: two of its router, of which engines share one, and one of replicas with several pods."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from octavo_operator.desired.objects import Manifest, child
 from octavo_operator.names import ENGINE, ROUTER, group_secret, router_admin_secret, router_secret
 from octavo_operator.service import InferenceService
 
-#: Routers of versions before this variable ignore it, and take the secret that they share with engines.
+#: Routers that are older than this variable ignore it, and accept the secret that they share with engines.
 ADMIN_SECRET_VARIABLE = "OCTAVO_ADMIN_SECRET"
 
 

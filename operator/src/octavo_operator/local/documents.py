@@ -54,7 +54,7 @@ def read_documents(text: str) -> Documents:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, of which YAML's own loader drops the first."""
+    """Refuses a mapping that has a key twice; YAML's own loader would ignore the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         places: dict[Any, yaml.Mark] = {}

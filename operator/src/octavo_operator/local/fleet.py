@@ -18,7 +18,7 @@ from octavo_operator.spec.engine import EnvVar
 from octavo_operator.spec.service import InvalidSpec
 
 _POD = "it places pods on nodes, and everything runs on this machine"
-#: Field of the spec that has no effect on one machine -> why. A note names each that is set.
+#: Fields of the spec without effect on one machine -> reason, for the note about each one that is set.
 _IGNORED = {
     "parallelism.nodes": "all ranks of a replica run on this machine",
     "resources": "engines share this machine: nothing is reserved or limited",

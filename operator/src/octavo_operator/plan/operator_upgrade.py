@@ -34,8 +34,8 @@ def upgrade_reason(status: Mapping[str, Any]) -> str:
 
 
 def held_pace(service: InferenceService, observed: Observed, settings: Settings, wanted: str) -> Pace | None:
-    """The pace of a rollout that may not begin yet; None for other rollouts. A service whose own rollout was stopped
-    may begin: otherwise two such services would wait for each other."""
+    """Return the pace of a rollout that must wait for others; None if it may run. A service whose own rollout was
+    stopped need not wait: otherwise two such services would wait for each other."""
     if wanted in observed.revisions or not observed.revisions or not is_upgrade(service, observed, wanted):
         return None
     others = observed.upgrades

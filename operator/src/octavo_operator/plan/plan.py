@@ -42,8 +42,8 @@ KEPT = (CLAIM, "RoleBinding")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`actions`: in the order of execution. `status`: new status of the service. `events`: changes from the old status.
-    `again_s`: seconds until the next plan, if no change causes one before; None: only a change causes one."""
+    """`actions` are in the order of execution, `status` is the new status of the service, and `events` report its
+    changes. `again_s`: seconds until the next plan unless a change causes one earlier; None: wait for a change."""
 
     actions: tuple[Action, ...]
     status: dict[str, Any]
@@ -229,8 +229,8 @@ def _model(service: InferenceService, observed: Observed, wanted: str) -> dict[s
 
 
 def _startup(observed: Observed) -> dict[str, Any]:
-    """The status field `startup`, of the newest pod that serves. The times of a pod's status change when it is unready
-    for a while, so the first times stay."""
+    """Return the status field `startup`, taken from the newest pod that serves. The first times of a pod are kept,
+    because the times in its status change when it becomes unready."""
     startups = [(pod.startup.created, pod.name, pod.startup) for pod in observed.pods if pod.serves and pod.startup]
     before: dict[str, Any] = observed.status.get("startup") or {}
     if not startups or max(startups)[1] == before.get("pod"):
@@ -267,10 +267,10 @@ def _load(observed: Observed) -> dict[str, Any]:
 
 
 def _keep_running(service: InferenceService, observed: Observed, settings: Settings, pace: Pace, *, now: str) -> Steps:
-    """The actions for a spec that can be read but is not accepted: running pods are scaled and admitted, and no other
-    object changes. The spec may have been edited, or the cluster may have changed around it: another operator's
-    version, a router or an API that is gone. Neither may turn the next lost node into an outage. The rollout of a
-    revision that exists already continues, for its template was accepted before."""
+    """Return the actions for a spec that can be read but is not accepted: running pods are scaled and admitted, and no
+    other object changes. The reason may be an edit, a new version of the operator, or a router or an API that is gone;
+    none of these may turn the next lost node into an outage. The rollout of an existing revision continues, because its
+    template was accepted before."""
     if engine_revision(service, settings, live=observed.revisions) in observed.revisions:
         steps = rollout(service, observed, settings, pace, now=now)
     else:

@@ -1,10 +1,10 @@
-"""Rolls out engines, with a Deployment or a LeaderWorkerSet for each revision: `pace_of` decides between a surge, in
-place, paused and stopped at its deadline; `rollout` decides the replicas (`replica_targets`), drains the pods that
-shall go (`drain`), and deletes the objects that are not needed any more.
+"""Rolls out engines, with a Deployment or a LeaderWorkerSet for each revision: `pace_of` decides whether a rollout
+surges, runs in place, is paused or stopped at its deadline; `rollout` sets numbers of replicas (`replica_targets`),
+drains pods before their removal (`drain`), and deletes objects that are no longer needed.
 
-A rollout that waits for room is not at fault: only a pod that has its node runs against the deadline. Facts that must
-outlast their pods are in the status: the field `rollout.inPlace`, until all replicas serve or another revision is
-wanted, and the reason DeadlineExceeded of the condition Progressing, until another revision is wanted.
+Time in which a pod waits for a node does not count towards the deadline. Two facts must outlive the pods, so the status
+has them until the spec asks for another revision: the field `rollout.inPlace` (only until all replicas serve), and the
+reason DeadlineExceeded of the condition Progressing.
 """
 
 from collections import Counter
@@ -85,7 +85,7 @@ def _waits(pod: Pod, patience_s: int, *, now: str) -> bool:
 
 
 def _was_in_place(observed: Observed, wanted: str, *, is_short: bool) -> bool:
-    """Return whether the rollout is already in place, or continues another one that left one replica less."""
+    """Return whether this rollout already runs in place, or follows one in place that has left a replica too few."""
     status = observed.status
     is_same = status.get("revision", {}).get("updated") == wanted
     return (is_same or is_short) and bool(status.get("rollout", {}).get("inPlace"))
@@ -106,7 +106,7 @@ def _failure(observed: Observed, wanted: str, pods: list[Pod], deadline_s: int, 
 
 
 def _stuck_since(pod: Pod) -> str | None:
-    """Time since which a replica is not ready while all of its pods have their nodes."""
+    """Return the time since when a replica has been unready although all of its pods have nodes."""
     if pod.stuck_since is None or not all(part.has_node for part in pod.parts):
         return None
     return max(part.stuck_since or "" for part in pod.parts)
@@ -140,8 +140,8 @@ def rollout(service: InferenceService, observed: Observed, settings: Settings, p
 def scale_current(
     observed: Observed, replicas: int | None, *, now: str, timeout_s: int = DEFAULT_PLANNED_DRAIN_S
 ) -> Steps:
-    """Scale the revision with the most admitted pods; of several, the one that served last, else the newest one.
-    `replicas`: None keeps those of all."""
+    """Scale the revision with the most admitted pods; among equals, the one that served last, else the newest one. If
+    `replicas` is None, no revision is scaled."""
     staying = [s for s in observed.engine_deployments if not s.is_deleting]
     admitted, last = _num_admitted(observed), last_served(observed)
     current = max(staying, key=lambda s: (admitted[s.revision], s.revision == last, s.created), default=None)

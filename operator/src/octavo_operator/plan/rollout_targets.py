@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revision:
-    """One revision of the engine. `pods`: their number without ending ones. `serving`: ordinals of serving pods;
-    scaling keeps ordinals below the replicas. As a Deployment keeps serving pods first, theirs count as 0, 1 and so on.
-    `admitted`: pods that were admitted once: unready and draining ones can serve again. `served_last`: no revision has
-    served since."""
+    """`pods`: number of pods that are not terminating. `serving`: ordinals of serving pods; scaling keeps those below
+    `replicas`. A Deployment keeps serving pods first, so theirs are 0, 1 and so on. `admitted`: number of pods that
+    were admitted once, since unready and draining ones can serve again. `served_last`: no other one served since."""
 
     name: str
     replicas: int = 0
@@ -34,14 +33,15 @@ class Revision:
 
     @property
     def lasting(self) -> int:
-        """Serving pods that stay: further ones exceed the replicas, and may be removed at any moment."""
+        """Number of serving pods within `replicas`; the other serving pods may be removed at any moment."""
         return self.lasting_at(self.replicas)
 
     def lasting_at(self, replicas: int) -> int:
         return sum(ordinal < replicas for ordinal in self.serving)
 
     def replicas_for(self, count: int) -> int:
-        """Least number of replicas, at least `count`, among which `count` pods serve, or all pods of `lasting`."""
+        """Least number of replicas, but at least `count`, that keeps `count` of the lasting pods, or all if there are
+        fewer."""
         kept = sorted(ordinal for ordinal in self.serving if ordinal < self.replicas)[:count]
         return max(count, *(ordinal + 1 for ordinal in kept[-1:]), 0)
 
@@ -49,8 +49,8 @@ class Revision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """`ending`: terminating pods that still hold a node; without older revisions, only pods of revisions other than
-    `wanted`. `in_place`: there is no room for a surge, so an old replica goes first. `paused`: the wanted revision gets
-    no further replicas."""
+    `wanted`. `in_place`: an old replica is removed before a new one starts, for lack of room. `paused`: the wanted
+    revision gets no further replicas."""
 
     desired: int
     wanted: Revision
@@ -84,7 +84,7 @@ def _rank(revision: Revision) -> tuple[int, int, bool, str]:
 
 
 def _growth(now: Situation, main: Revision, targets: dict[str, int], missing: int) -> int:
-    """Replicas to add to the main older revision: the spec asks for more in mid-rollout, and only it serves."""
+    """Replicas to add to the main older revision if only it serves when the spec asks for more in mid-rollout."""
     if targets[main.name] < main.replicas or not (main.admitted or main.served_last):
         return 0
     room = now.limit - now.ending - sum(each.held for each in (now.wanted, *now.older))

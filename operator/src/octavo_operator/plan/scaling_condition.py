@@ -10,7 +10,7 @@ from octavo_operator.service import InferenceService, Settings
 from octavo_operator.spec.autoscaling import Autoscaling
 
 SCALING = "ScalingReady"
-#: Reason for which an HPA does not scale -> reason of ScalingReady. All other reasons are about the metrics.
+#: Reason in the HPA's status -> reason of ScalingReady. Reasons that are not listed are about the metrics.
 _STOPPED = {"ScalingDisabled": "Disabled", "AmbiguousSelector": "ScaledByOthers"}
 
 

@@ -27,7 +27,7 @@ FLAG = "^--?[A-Za-z]"
 
 
 def are_flags(args: Iterable[str]) -> bool:
-    """Return whether all are flags: any other argument is positional, or the value of the flag before it."""
+    """Return whether all arguments are flags, not positional arguments or values of the flags before them."""
     return all(re.match(FLAG, arg) for arg in args)
 
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from octavo_operator.spec.fields import Name, Quantity, Reference, Resources, SpecPart
 
-#: Locations that engines accept: on a hub, with a file or glob; in a bucket or package; in a folder.
+#: Locations that engines accept: a model on a hub, also with a file or glob; a bucket or package; a folder.
 _LOCATIONS = r"(hf|ms)://[^/\s]+/[^/\s]+(/.*)?|(s3|gs|az|azure|pkg)://[^/\s]+(/.*)?|file:///.+"
 #: A claim and a path on it, neither with a part that is "..".
 _ON_CLAIM = r"pvc://(\.?[^/.\s][^/\s]*|\.\.[^/\s]+)(/(\.?[^/.][^/]*|\.\.[^/]+|\.)?)*"

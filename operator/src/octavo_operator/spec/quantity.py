@@ -24,7 +24,7 @@ def parse_quantity(quantity: int | str) -> Decimal | None:
 
 
 def to_milli(value: float) -> int:
-    """Thousandths of a measured value, to the nearest and from the middle to the even one: 1.5 -> 1500.
+    """Convert a measured value to thousandths, rounded to the nearest integer (ties to even): 1.5 -> 1500.
 
     A HorizontalPodAutoscaler computes in them (`Quantity.MilliValue`), so every autoscaler must do so.
     """

@@ -93,7 +93,7 @@ class ThinkingParam(LenientModel):
 
 
 class ThreadParam(LenientModel):
-    """No thread is stored: "create" has no effect; "continue" is a 404, after which clients send the whole thread."""
+    """No thread is stored: "create" has no effect; after the 404 for "continue", clients send all messages again."""
 
     type: Literal["create", "continue"]
     previous_message_id: str | None = None

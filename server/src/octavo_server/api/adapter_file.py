@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 FLAG = "--lora-modules-file"
 MAX_ENTRIES = 256
-#: Longest name and reason in the KV stream: those of all entries must fit into one frame.
+#: Longest name and reason in the KV stream, so that those of all entries fit into one frame.
 MAX_CHARS = 200
 DIGEST_CHARS = 16
 LEAST_RETRY_S, MOST_RETRY_S = 2.0, 300.0

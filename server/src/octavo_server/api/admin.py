@@ -74,8 +74,8 @@ async def server_info(request: Request) -> Response:
 
 @router.post("/sleep", **answers("Give the engine's memory back", None, refusals=(*REFUSALS, 409)))
 async def sleep(request: Request, level: str = "1", mode: str = "abort") -> Response:
-    """Level 1 gives the KV cache back, level 2 the weights, too. Mode "abort" ends running requests, "wait" waits for
-    them."""
+    """Level 1 frees the KV cache, level 2 the weights, too. Mode "abort" ends running requests, "wait" waits for their
+    end."""
     context = _context_with_sleep_mode(request)
     number = int(level) if level.isdecimal() and level.isascii() else None
     if number is None:

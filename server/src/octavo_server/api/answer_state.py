@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CACHED_TOKENS = b"x-octavo-cached-tokens"
 #: Memory in bytes that an answer takes for each token, and for each entry and each position of its log-probabilities.
 TOKEN_BYTES = 40
-VALUE_BYTES = 56  # of a vector, as a number in a list and as text
-LOGPROB_BYTES = 280  # measured: 200 as an object, 80 as text
+VALUE_BYTES = 56  # of an embedding's value, as a float in a list and as text
+LOGPROB_BYTES = 280  # measured: 200 as a Python object, 80 as text
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from octavo_server.tracing import RequestTracer
 
 
-#: Routes of models that generate text, and of embedding models. Routes of the other kind answer 404 with the reason.
+#: Routes of text models and of embedding models. On a server of the other kind they answer 404 with the reason.
 GENERATING = (chat, chat_batch, completions, responses, messages, invocations, render)
 EMBEDDING = (embeddings, scoring)
 MODULES = (

@@ -15,7 +15,7 @@ from octavo_engine.wire.sampling import SamplingParams
 from octavo_server.api.answer_state import LOGPROB_BYTES
 from octavo_server.http.body import BodyReservation
 
-#: Bytes of memory for each token of a beam, the prompt's included: references, as beams share the integers.
+#: Bytes of memory for each token of a beam and its prompt: a reference, because beams share the integers.
 BEAM_TOKEN_BYTES = 16
 
 
@@ -74,7 +74,7 @@ class BeamRun:
     ) -> list[RequestOutput]:
         """Generate one token for each prompt. A failure or a cancellation aborts the others.
 
-        Each step has the `arrival_s` of the search, so it does not wait behind later requests.
+        Each step has the search's own `arrival_s`, so that it does not wait behind later requests.
         """
         tasks = [asyncio.create_task(self._last_output(prompt, params, arrival_s)) for prompt in prompts]
         try:

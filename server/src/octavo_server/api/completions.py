@@ -140,7 +140,7 @@ class CompletionWriter(BaseResponseWriter):
         return written
 
     def _choice_logprobs(self, choice: ChoiceState, prompt: PromptInput) -> CompletionLogprobs:
-        """Columns of the tokens that begin in the written text; at the end of the text, also of all remaining
+        """Return the log-probabilities of the tokens that begin in the written text; at its end, of all remaining
         tokens."""
         shift = len(prompt.text or "") if self._echoes else 0
         end = shift + choice.text_offset + len(choice.text)

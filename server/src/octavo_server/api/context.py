@@ -53,8 +53,8 @@ THIS_SERVER = "this server"
 
 @dataclass(frozen=True, slots=True)
 class ResponseMeta:
-    """Fields that all chunks of one response share, and its request's `usage`. `adapter`: its name, if `model` names
-    one."""
+    """Fields that all chunks of one response share, and the request's `usage`. `adapter`: name of the adapter if the
+    request's `model` names one."""
 
     id: str
     created: int
@@ -243,7 +243,7 @@ class ApiContext:
         check_chars(text, self.config.limits)
 
     def truncate(self, token_ids: list[int], body: GenerationFields | VectorFields, *, is_framed: bool) -> list[int]:
-        """Cut a prompt as its request asks. `is_framed`: `encode_prompt` has added the special tokens of a text.
+        """Truncate a prompt as its request asks. `is_framed`: `encode_prompt` has added the special tokens of a text.
 
         Raises InvalidRequest.
         """

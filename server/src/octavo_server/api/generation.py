@@ -178,7 +178,7 @@ class Generation:
         admitted.start()
 
     def _end_prompt(self, admitted: AdmittedPrompt) -> None:
-        """Free the places of a prompt before its last output is sent, as its client may then send the next request."""
+        """Free the places of a prompt before its last output is sent: the client may then send its next request."""
         admitted.leave()
         self.num_ended += 1
         if self.num_ended == len(self.prompts):

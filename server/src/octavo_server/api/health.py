@@ -1,6 +1,6 @@
 """Routes for probes, load balancers and Prometheus: health, ping, ready, drain, version, load, metrics.
 
-By `/ready` and `/drain` a platform such as Kubernetes drains a server before stopping it, and can cancel the drain.
+With `/ready` and `/drain`, a platform such as Kubernetes drains a server before it ends, or cancels a drain.
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ async def show_drain(request: Request) -> Response:
 
 @router.post("/drain", include_in_schema=False)
 async def drain(request: Request) -> Response:
-    """Reject new requests; running ones may finish. The OpenAPI document, for clients, does not contain this route."""
+    """Reject new requests; running ones may finish. The OpenAPI document omits this route of administrators."""
     lifecycle = context_of(request).lifecycle
     lifecycle.drain()
     return drain_reply(lifecycle)

@@ -52,7 +52,7 @@ async def invoke(request: Request) -> Response:
 
 
 def _parse(context: ApiContext, raw: bytes) -> tuple[list[bytes], bool]:
-    """Return a list with the body, which the second read takes out, and whether the body is a chat request."""
+    """Return a list with the body, from which the endpoint reads it again, and whether it is a chat request."""
     shape = parse_body(context, InvocationShape, raw)
     if shape.messages is None and shape.prompt is None:
         raise InvalidRequest("The body needs messages (a chat request) or prompt (a completion).", param="messages")

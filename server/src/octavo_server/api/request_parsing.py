@@ -29,14 +29,14 @@ MAX_LOGGED_FIELDS = 20
 
 
 async def read_body(request: Request, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, int]:
-    """Return the parsed body and its size in bytes, and release its memory. Raises the errors of `held_body`."""
+    """Return the parsed body and its size in bytes; no memory stays reserved. Raises the errors of `held_body`."""
     async with held_body(request, parse) as parsed:
         return parsed
 
 
 @asynccontextmanager
 async def held_body(request: Request, parse: Callable[[bytes], Parsed]) -> AsyncIterator[tuple[Parsed, int]]:
-    """Yield the parsed body and its size in bytes, and hold its memory; the body itself is not kept.
+    """Yield the parsed body and its size in bytes; memory of this size stays reserved until the block ends.
 
     Raises the errors of `parse`, MalformedRequest for another type than JSON, RequestTooLarge or RequestTimeout beyond
     `RequestLimits`, ClientDisconnected, and Unavailable if too many bodies are being read.

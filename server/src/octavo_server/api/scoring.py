@@ -160,7 +160,7 @@ def _parse_rerank(context: ApiContext, raw: bytes) -> tuple[RerankRequest, list[
 
 
 class ScoreAnswer(VectorAnswer):
-    """`num_first`: number of texts on the first side: 1, or as many as on the second."""
+    """`num_first`: number of first texts, 1 or as many as second texts."""
 
     def __init__(self, meta: ResponseMeta, generation: Generation, *, num_first: int) -> None:
         super().__init__(meta, generation)

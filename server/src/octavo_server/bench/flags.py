@@ -67,14 +67,14 @@ class BenchFlags(Declared):
     num_prompts: int = setting(
         1000,
         "Requests per run.",
-        group="load: A list of rates or concurrencies (1,2,4,8) makes one run each (a sweep).",
+        group="load: For a list of rates or concurrencies (1,2,4,8), the command runs once per entry (a sweep).",
         ge=1,
     )
     request_rate: tuple[float, ...] = setting(
         (math.inf,), "Requests to start per second; inf: all at once.", parse=_rates, metavar="X", unset="inf"
     )
     burstiness: float = setting(
-        1.0, "Regularity of request starts; 1: a Poisson process, below 1: burstier, above 1: smoother."
+        1.0, "Regularity of the arrival of requests; 1: a Poisson process; below 1: burstier; above 1: smoother."
     )
     max_concurrency: tuple[int | None, ...] = setting(
         (None,), "Largest number of concurrent requests.", parse=_counts, metavar="N", unset="no limit"

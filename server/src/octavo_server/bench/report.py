@@ -1,4 +1,4 @@
-"""Reports the figures of a run in vLLM's formats, its summary block and its result file, and the table of a sweep.
+"""Writes the figures of a run as vLLM's summary and result file, and a table of the runs of a sweep.
 
 Figures that vLLM doesn't measure are in a section at the end of the block, where vLLM has its optional sections, so
 that scripts written for vLLM still find its lines. The version of the server and the share of prompt tokens that its

@@ -41,7 +41,7 @@ class InputFlags(Declared):
         unset="all of standard input",
     )
     stdin: Literal["lines", "whole"] = setting(
-        "lines", "Division of piped input: each line, or the whole of standard input, is one input."
+        "lines", "Unit of piped input: each line, or all of standard input, is one input."
     )
     stats: bool = setting(False, "Print numbers of tokens and times after each answer.")
 
@@ -62,7 +62,7 @@ class SamplingFlags(Declared):
     temperature: float | None = _sampling("Randomness of sampling; 0: always the likeliest token.", group="sampling")
     top_p: float | None = _sampling("Total probability of the likeliest tokens, from which the next token is sampled.")
     top_k: int | None = _sampling("Number of the likeliest tokens, from which the next token is sampled.", parse=int)
-    min_p: float | None = _sampling("Smallest probability of a token to sample, as a share of the likeliest token's.")
+    min_p: float | None = _sampling("Smallest probability of a token to sample, relative to that of the likeliest.")
     max_tokens: int | None = _sampling("Largest number of tokens of an answer.")
     seed: int | None = _sampling("Seed of sampling; the same seed gives the same answer.", parse=int)
     frequency_penalty: float | None = _sampling(
@@ -70,7 +70,7 @@ class SamplingFlags(Declared):
     )
     presence_penalty: float | None = _sampling("Amount to subtract from a token's logit if it was generated before.")
     repetition_penalty: float | None = _sampling(
-        "Factor that makes tokens of the prompt and the answer less likely; 1: off."
+        "Factor by which tokens that occur in the prompt or the answer become less likely; 1: off."
     )
     stop: tuple[str, ...] = setting(tuple, "Texts that end the answer.", repeats=True)
     extra_body: dict[str, Any] = setting({}, "Fields to add to the body of each request, as a JSON object.")

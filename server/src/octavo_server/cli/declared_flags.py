@@ -42,7 +42,7 @@ _METAVARS: dict[Any, str] = {
 def add_flags(
     parser: argparse.ArgumentParser, *records: type, but: Container[str] = (), negatable: bool = True
 ) -> None:
-    """Add a flag for each setting of the records and of the records in them, except those that the caller adds.
+    """Add a flag for each setting of these dataclasses and the dataclasses in them, except those named in `but`.
 
     `negatable`: each switch also has a form with --no-, so that the command line can switch off what a file switches
     on.
@@ -57,7 +57,7 @@ def add_flags(
 
 
 def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> Record:
-    """Make the record from its flags and the fields in `chosen`. Raises StartupError for a wrong variable."""
+    """Make the dataclass from flags, variables (StartupError if one is wrong) and the fields in `chosen`."""
     values: dict[str, Any] = {
         name: record_of(kind, args) for name, kind in records_of(record).items() if name not in chosen
     }
@@ -71,7 +71,7 @@ def record_of(record: type[Record], args: argparse.Namespace, **chosen: Any) -> 
 
 
 def flags_of(record: type, args: argparse.Namespace, *, but: Container[str] = ()) -> Iterator[str]:
-    """Yield the flags by which another command gets the values of `args`, except those that have their defaults."""
+    """Yield the flags that pass the values of `args` to another command, without those that have their defaults."""
     for declared in all_settings(record):
         value, flag = getattr(args, declared.name), declared.flag
         if declared.name in but or value == _unset(declared):

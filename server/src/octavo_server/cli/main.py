@@ -15,11 +15,11 @@ from octavo_server.cli.termination_message import write_termination_message
 
 
 class CommandSpec(NamedTuple):
-    """A command of `octavo`. `text`: its description, of which the list of commands shows the first sentence.
+    """A command of `octavo`. `text`: its description, whose first sentence is in the list of commands.
 
-    `run`, `add_flags`: "module:function"; the first gets the parsed arguments and returns the exit code, the other gets
-    the command's parser. `commands`: those below it.
-    `runs_in_pods`: containers of the operator's pods run it, so that a refusal leaves a termination message.
+    `run`, `add_flags`: "module:function"; `run` gets the parsed arguments and returns the exit code, `add_flags` gets
+    the command's parser. `commands`: its subcommands. `runs_in_pods`: pods run it, so an error also becomes the
+    termination message.
     """
 
     text: str
@@ -168,7 +168,7 @@ class ShowVersion(argparse.Action):
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Build the parser. `only`: the command that gets its flags, as others' take time to import; None: all do."""
+    """Build the parser. `only`: the one command that gets its flags, as importing all of them takes time."""
     parser = argparse.ArgumentParser(prog="octavo", description="LLM inference engine.", allow_abbrev=False)
     parser.add_argument("-v", "--version", action=ShowVersion, help="Print the version and exit.")
     _add_commands(parser, "command", COMMANDS, only)

@@ -1,4 +1,4 @@
-"""Checks, before the model is loaded, of settings of the server that depend on each other or on files."""
+"""Checks of settings that depend on each other or on files, which run before the model is loaded."""
 
 import ssl
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ def template_warning(parser: str | None, template: "ChatTemplate | None") -> str
         return None
     return (
         f"--tool-call-parser {parser}: the chat template does not mention tools, so prompts will not describe them. "
-        "Pass a template that does with --chat-template."
+        "Pass a template that mentions them with --chat-template."
     )
 
 

@@ -1,6 +1,6 @@
 """Flags of `vllm serve` for which Octavo has no setting: accepted, if no output depends on them, or refused.
 
-The engine's are listed in `octavo_engine.settings.vllm`, the HTTP server's here. A start names those without effect.
+`octavo_engine.settings.vllm` lists the engine's, this module the HTTP server's. The start logs those without effect.
 The environment variables of `vllm serve` that `octavo serve` and `octavo route` read are listed here too.
 """
 

@@ -220,7 +220,7 @@ def access_policy(
     admin_port: int | None = None,
     admin_secrets: tuple[str, ...] = (),
 ) -> AccessPolicy:
-    """Make the policy of a server. `admin_secrets`: a router's; they replace the secret that its replicas share."""
+    """Make the policy of a server. `admin_secrets`: a router's, in place of the one that its replicas share."""
     shared = (settings.router_secret, settings.router_secret_file)
     return AccessPolicy(
         keys=ApiKeys(settings.api_key, settings.api_key_file) if settings.needs_key else None,

@@ -39,7 +39,7 @@ class BodyBudget:
         self.shares = TenantShares(max_bytes, TENANT_FRACTION, clock)
 
     def check_answer(self, num_bytes: int, *, param: str | None = None) -> None:
-        """Raise InvalidRequest for an answer that does not fit even if the server does nothing else."""
+        """Raise InvalidRequest for an answer that exceeds the whole budget."""
         if num_bytes > self.max_bytes:
             raise InvalidRequest(
                 f"The answer takes at least {num_bytes} bytes of memory, and the limit is {self.max_bytes}: ask for "
@@ -65,8 +65,8 @@ class BodyReservation:
         self.num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Reserve more bytes. Raises Unavailable if the budget is exhausted, Overloaded if the tenant's share is, and
-        InvalidRequest for an answer beyond the whole budget.
+        """Reserve more bytes. Raises Unavailable if the budget is used up, Overloaded if the tenant's share is used up,
+        and InvalidRequest for an answer that exceeds the whole budget.
 
         The only body of a tenant is never beyond the share, as its size has a limit of its own.
         """

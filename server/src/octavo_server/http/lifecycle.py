@@ -148,8 +148,7 @@ class Lifecycle:
 
 
 def drain_reply(lifecycle: Lifecycle, *, is_done: bool = True) -> Response:
-    """Return the response of `/drain`. `is_done`: False, which gives status 409, if a stopping server was asked to
-    resume."""
+    """Return the response of `/drain`. `is_done`: False gives status 409, because a stopping server can't resume."""
     remaining_s = None if lifecycle.remaining_s is None else round(lifecycle.remaining_s, 3)
     state = {"state": lifecycle.state, "running": lifecycle.num_requests, "remaining_s": remaining_s}
     return JSONResponse(state, 200 if is_done else 409)

@@ -1,9 +1,9 @@
 """`RateLimits` decides whether a tenant may send one more request. It has a clock, but does no I/O.
 
-The use of a tenant is the sum of the work of the last minute that replicas report (`TenantLoad`), and of those requests
-of this process that no report includes yet. Processes with the same replicas thus share a limit without knowing each
-other, and a new process knows at once what was used. The report of a replica that restarted or left counts for a
-minute. For a replica without reports, the requests that this process sent it count.
+The use of a tenant is its work of the last minute in the reports of all replicas (`TenantLoad`), plus the requests of
+this process that no report includes yet. Processes with the same replicas thus share a limit without communicating, and
+a new process has all figures at once. The report of a replica that restarted or left counts for one more minute. A
+replica without reports counts by this process's own requests.
 """
 
 import time
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from octavo_server.kv.frames import TenantLoad
 
 WINDOW_S = 60.0
-#: A report counts each request sent `REPORT_S` before it or earlier, and each end `END_S` before it or earlier.
+#: A report includes every request that was sent at least `REPORT_S` before it, and every end at least `END_S` before
+#: it.
 REPORT_S, END_S = 2.0, 0.25
 #: Time without a report after which a replica's requests in progress no longer count.
 SILENCE_S = 2.0
-#: `WINDOW_S + LATE_S` after the begin of a second, no report counts the requests sent in it any more.
+#: Requests sent in a second are in no report once `WINDOW_S + LATE_S` have passed since that second began.
 LATE_S = 2.0
 BUSY_RETRY_S = 1.0
-LEAST_PART = 0.25  # least share of a tenant's free places for one process
-UNSENT = ""  # in place of a replica's name
+LEAST_PART = 0.25  # a process uses at least this share of a tenant's free places
+UNSENT = ""  # replaces the replica's name for requests that were not sent yet
 
 
 class TenantUse(NamedTuple):
-    """`requests`, `tokens`: of the last minute. `own`, `others`: requests in progress, of this process and of others.
-    `unreported`: requests of this process that no report includes yet."""
+    """`requests`, `tokens`: use in the last minute. `own`, `others`: requests in progress of this process and of other
+    processes. `unreported`: requests of this process that no report includes yet."""
 
     requests: int
     tokens: int
@@ -51,8 +52,8 @@ class _Report(NamedTuple):
 class _Place:
     """One tenant's requests of this process at one replica.
 
-    If a report counts n more requests than the report before, it includes the n oldest unreported requests; likewise
-    for ends.
+    If a report has n more requests than the previous one, the n oldest unreported requests count as reported; ends are
+    counted in the same way.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,8 @@ class _Place:
 
 
 class OwnRequest:
-    """A request of this process, from its admission to its end. `headers`: of its response. `tokens`: as estimated."""
+    """A request of this process, from its admission to its end. `headers`: headers for its response. `tokens`: an
+    estimate."""
 
     __slots__ = ("_limits", "_place", "headers", "is_refused", "sent_s", "tenant", "tokens")
 
@@ -195,7 +197,7 @@ class RateLimits:
                     by_tenant.pop(tenant, None)
 
     def _is_idle(self, tenant: str) -> bool:
-        """True if the tenant has no request in progress here, and no earlier request of it may still count."""
+        """Return whether the tenant has no request in progress here and no earlier request that may still count."""
         sent, places = self._sent.get(tenant), self._places.get(tenant, {})
         is_old = not sent or sent[-1][0] + LATE_S + WINDOW_S <= self._clock()
         return is_old and not any(place.running for place in places.values())
@@ -260,8 +262,8 @@ class RateLimits:
     def _has_place(self, tenant: str, limit: int, used: TenantUse) -> bool:
         """Return whether the tenant may have one more request in progress.
 
-        Between two reports, a process fills only its share of the free places; otherwise all processes that see a free
-        place would fill it. Its share is that of the requests that were in progress lately.
+        Between two reports, a process uses only its share of the free places, because all processes see the same ones.
+        The share is the process's part of the requests that were lately in progress.
         """
         now = self._clock()
         own, others, at_s = self._lately.get(tenant, (0.0, 0.0, now))
@@ -273,8 +275,7 @@ class RateLimits:
         return free > 0 and used.unreported < max((free + used.unreported) * part, 1)
 
     def _wait_s(self, tenant: str, column: int, excess: int) -> float:
-        """Estimate, from this process's requests, the seconds until `excess` of the last minute's use no longer
-        counts."""
+        """Estimate from this process's requests the seconds until `excess` requests or tokens no longer count."""
         for row in self._sent.get(tenant, ()):
             wait_s = row[0] + LATE_S + WINDOW_S - self._clock()
             excess -= row[column] if wait_s > 0 else 0

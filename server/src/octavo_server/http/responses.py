@@ -62,8 +62,7 @@ class CancellableResponse(Response):
             self._work.cancel()
 
     def _end_usage(self, finish: str) -> None:
-        """End the request, once, before the last bytes are sent: the client may send its next request as soon as it has
-        them."""
+        """End the request once, before the last bytes are sent, because the client may then send its next request."""
         if self._usage is not None:
             self._usage.end(finish)
 

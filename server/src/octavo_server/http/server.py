@@ -103,7 +103,7 @@ class DrainingServer(uvicorn.Server):
 
 
 class ProbeServer(DrainingServer):
-    """Answers the probes of a process that serves no requests. `on_stop`: called at each signal; `end` ends `serve`."""
+    """Answers probes of a process without requests. `on_stop` is called at each signal; `end` makes `serve` return."""
 
     def __init__(self, settings: HttpSettings, *, is_ready: Callable[[], bool], on_stop: Callable[[], None]) -> None:
         async def health(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """`TenantsFile`: the weight and the limits of each tenant, from a YAML file that is read again when it changes.
 
-A tenant is the name of an API key. A tenant without a value in the file gets that of `default`. A file that becomes
-unusable while the server runs is logged once, and the limits stay as they are.
+A tenant is the name of an API key. A tenant without a value in the file gets that of `default`. If the file becomes
+invalid while the server runs, the error is logged once, and the limits stay as they are.
 """
 
 import logging
@@ -40,7 +40,7 @@ class TenantLimits(_Part):
 
     @classmethod
     def of_headers(cls, weight: bytes | None, max_tokens: bytes | None) -> "TenantLimits | None":
-        """Limits that a router sends with a request; None if it sends none that are valid."""
+        """Return the limits that a router sends with a request; None if there are no valid ones."""
         sent = {"weight": weight, "maxTokens": max_tokens}
         texts = {name: value.decode("latin-1") for name, value in sent.items() if value is not None}
         try:
@@ -102,7 +102,7 @@ def _read_content(path: Path) -> _Content:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, of which YAML's own loader drops the first."""
+    """Refuses a mapping that has a key twice; YAML's own loader would ignore the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         places: dict[Any, yaml.Mark] = {}

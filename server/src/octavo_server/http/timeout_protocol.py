@@ -38,15 +38,15 @@ BEGUN_S = "begun_s"
 HEAD_TIMEOUT_S = 10.0
 #: Added to the application's own limit for a late body, so that the application responds first.
 BODY_GRACE_S = 5.0
-#: Most time between closing the sending direction and closing the connection, while the client may still send a body.
+#: Longest time between closing the sending direction and the connection; the client may still send its body.
 LINGER_S = 5.0
 #: A client that reads less than this within the timeout counts as not reading.
 MIN_PROGRESS_BYTES = 16 * 1024
 
 
 class TimeoutProtocol(RequestFraming):
-    """`timeout_protocol` sets the attributes without values in a subclass. `idle`: the server's connections without a
-    request in progress, longest idle first."""
+    """Subclasses by `timeout_protocol` set the attributes without values. `idle`: the server's connections without a
+    request in progress, the longest idle one first."""
 
     request_timeout_s: float
     slow_client_timeout_s: float
@@ -56,7 +56,7 @@ class TimeoutProtocol(RequestFraming):
     _sender_timer: asyncio.TimerHandle | None = None  # for the client to send its request
     _reader_timer: asyncio.TimerHandle | None = None  # for the client to read the response
     _unread_bytes = 0
-    _keeps_alive = False  # after the response, if the request's body is complete by then
+    _keeps_alive = False  # keep the connection after the response if the body is complete by then
     _begun_s = 0.0  # when the first byte of the latest request arrived
     _on_disconnect: Callable[[], None] | None = None
 
@@ -219,7 +219,7 @@ class Cork:
 
     Attributes that are not defined here are those of the transport that it wraps.
 
-    If `begin_linger` returns True, the first `close` closes only the sending direction, and a second one the rest.
+    If `begin_linger` returns True, the first `close` closes only the sending direction, a second one everything.
     """
 
     __slots__ = ("_begin_linger", "_is_lingering", "_loop", "_parts", "_transport")

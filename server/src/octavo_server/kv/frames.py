@@ -86,7 +86,7 @@ class Hello(msgspec.Struct, tag="hello", kw_only=True):
 
 
 class Part(msgspec.Struct, tag="part", kw_only=True):
-    """A part of the snapshot: concatenated short hashes of blocks on the device and in host memory, and tenants."""
+    """A part of the snapshot: tenants, and concatenated short hashes of blocks on the device and in host memory."""
 
     device: bytes = b""
     host: bytes = b""

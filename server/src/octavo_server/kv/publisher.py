@@ -7,7 +7,7 @@ is dropped with a reason: a new snapshot costs less than the missed frames.
 The core receives new requests between two steps, and a step with long prompts may take a second. So the publisher
 counts requests on their way to the core (`PendingPrompts`) as waiting.
 
-Routers enforce the limits of tenants by the work of the last minute that all replicas report (`TenantWindow`).
+Routers compare the limits of tenants with the work of the last minute that all replicas report (`TenantWindow`).
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from octavo_server.openai.completion import Prompt, split_prompts
 from octavo_server.openai.entries import Entries
 from octavo_server.openai.fields import EngineFields
 
-#: Fields of text generation, and unsupported settings -> values without effect, which are accepted.
+#: Fields of text generation and unsupported settings -> their accepted values, which have no effect.
 _OF_TEXT = ("stream", "logprobs", "top_logprobs", "tools", "tool_choice", "messages")
 _REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_OF_TEXT, (None, False, [], "none", "auto")),

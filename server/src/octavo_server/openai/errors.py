@@ -57,7 +57,7 @@ class Forbidden(OctavoError):
 
 
 class RateLimited(Overloaded):
-    """The API key has used up one of its limits. `headers`: what is left of each."""
+    """The API key has used up one of its limits. `headers`: response headers with the rest of each limit."""
 
     def __init__(self, message: str, retry_after_s: float, headers: dict[str, str]) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -173,7 +173,7 @@ class Condition(NamedTuple):
 
 
 def _too_long(error: ContextLengthExceeded) -> str:
-    """Anthropic's message, from which agents read the excess; a prompt that leaves no room is too long."""
+    """Return Anthropic's message, from which agents read the excess. A prompt must leave room for an output."""
     most = min(error.max_model_len, error.num_input - 1)
     return f"prompt is too long: {error.num_input} tokens > {most} maximum"
 

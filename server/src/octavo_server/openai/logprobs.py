@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from octavo_engine.text.tokenizer import Tokenizer
 
 FLOOR = -9999.0
-MAX_KEYS = 1024  # cached by a writer
-ALL = -1  # the number of top log-probabilities that stands for the whole vocabulary
+MAX_KEYS = 1024  # most keys that a writer caches
+ALL = -1  # as a number of top log-probabilities: the whole vocabulary
 
 
 class LogprobWriter:
@@ -51,7 +51,7 @@ class LogprobWriter:
     def completion_prompt(
         self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], text: str
     ) -> CompletionLogprobs:
-        """Columns of a prompt. Special tokens and spaces added by tokenising are not in the text."""
+        """Log-probabilities of a prompt. Special tokens and spaces that the tokenizer adds are not in the text."""
         columns, start = CompletionLogprobs([], [], [], []), 0
         new = partial(IncrementalDetokenizer, self._codec, skip_special_tokens=False)
         detokenizer = new()
@@ -122,7 +122,7 @@ def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLog
 
 def prompt_list(positions: Sequence[PositionLogprobs | None]) -> list[dict[int, Logprob] | None]:
     """vLLM's `prompt_logprobs`: for each position a map from token id to log-probability, rank and text. The entries
-    are those of `positions`, as there may be millions."""
+    are not copies but those of `positions`, as there may be millions."""
     for position in positions:
         for entry in (position or {}).values():
             entry.logprob = _finite(entry)

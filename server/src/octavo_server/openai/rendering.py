@@ -74,8 +74,8 @@ def without_oldest(
     """Drop the oldest messages until the context has room for the request's longest answer, or for half the context if
     that is less.
 
-    System messages are kept, and the user's last message and those after it, even if they do not fit. The other kept
-    messages begin with a user's, as many templates demand, so each tool result keeps its call.
+    System messages, the user's last message and all messages after it are kept, even if they do not fit. The first
+    other message that is kept is a user's, as many templates demand; so each tool result keeps its call.
     """
     room = min(body.output_limit or 1, max(1, max_model_len // 2))
 

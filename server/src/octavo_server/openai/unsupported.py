@@ -27,7 +27,7 @@ _REFUSED = (
     *("audio", "web_search_options", "chat_template", "kv_transfer_params"),
     *("repetition_detection", "vllm_xargs", "moderation"),
 )
-#: Fields of some dialects that change the prompt or the answer; a dialect without such a field rejects it.
+#: Fields that change the prompt or the answer and that only some of the APIs have; the other APIs reject them.
 _OF_OTHER_DIALECTS = (
     *("messages", "prompt", "input", "system", "instructions", "previous_response_id", "thread", "echo"),
     *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "add_special_tokens"),

@@ -104,8 +104,8 @@ class PythonScanner:
         self._after_backslash = False
 
     def scan(self, text: str, pos: int) -> tuple[str, int]:
-        """Return the text of the part of the value that begins at `pos`, with escaped newlines within strings, and the
-        position after that part."""
+        """Return the next part of the value's text, which begins at `pos`, and the position after it. Newlines within
+        strings are escaped."""
         pieces: list[str] = []
         while pos < len(text) and not self.is_done:
             if self._after_backslash:

@@ -25,8 +25,8 @@ class ReasoningStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """`always`: answers to all prompts start with reasoning. `has_switch`: `enable_thinking` in
-    `chat_template_kwargs` may turn reasoning off."""
+    """`always`: every answer begins with reasoning. `has_switch`: `enable_thinking` in `chat_template_kwargs` may turn
+    reasoning off."""
 
     always: bool = False
     has_switch: bool = False

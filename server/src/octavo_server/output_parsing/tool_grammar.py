@@ -77,7 +77,7 @@ def calls_shape(
 
 def begins_as_call(answer: StructuredOutputs, key: str) -> bool:
     """Return False only if no output of the shape begins as `{"name": ..., key:`. Properties of an output have the
-    schema's order, unlisted ones come last."""
+    schema's order; properties that the schema does not list come last."""
     schema = answer.json
     if not isinstance(schema, dict) or _COMBINED & schema.keys():
         return True

@@ -128,7 +128,7 @@ class ToolUse:
 
     @property
     def _notations(self) -> tuple[CallNotation, ...]:
-        """Notations of calls in the grammar; one without a marker only if no other answer can look like a call."""
+        """Notations of calls in the grammar; those without a marker only if no other answer can look like a call."""
         if self.mode == "required":
             return RequiredToolParser.notations
         if self.mode != "auto" or self.answer is None or self.call_format is None:

@@ -229,7 +229,7 @@ class Router:
 
 
 def _without_prefix(scope: Scope, prefix: str) -> Scope:
-    """Remove the prefix from the path, if it is there: proxies with a rule for a path send it, other proxies don't."""
+    """Remove the prefix from the path if the path has it: some proxies remove it themselves."""
     raw = prefix.encode()
     if not scope["path"].startswith(f"{prefix}/") or not scope["raw_path"].startswith(raw + b"/"):
         return scope

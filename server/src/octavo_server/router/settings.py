@@ -53,11 +53,11 @@ class ForwardLimits(Declared):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings(HttpSettings):
-    """Settings of the router. `admin_secret`: it alone opens the admin routes, beside the admin's API key."""
+    """Settings of the router. `admin_secret`: if set, only it and the key named `admin` open the admin routes."""
 
     admin_port: int | None = setting(
         None,
-        "Second port on the same host; if it is given, /metrics and admin routes answer only there; 0: any free port.",
+        "Second port on the same host; /metrics and admin routes then answer only there; 0: any free port.",
         group="server",
         unset="none, so that all routes answer on --port",
         ge=0,

@@ -64,7 +64,7 @@ async def read_response(request: Request) -> tuple[ResponsesRequest, ChatTurn]:
 async def _held(
     context: ApiContext, request: Request
 ) -> AsyncIterator[tuple[ResponsesRequest, ChatCompletionRequest, int]]:
-    """Yield the body, the same request for the chat API, and the body's bytes, and hold its memory."""
+    """Yield the body, its chat request, and its size in bytes; its memory stays reserved until the block ends."""
     async with held_body(request, partial(_parse, context)) as ((body, chat), num_bytes):
         if body.truncation == "auto":
             chat = await context.threads.run(partial(fitted_chat, context, chat), num_bytes=num_bytes)

@@ -66,8 +66,8 @@ class Balancer:
         exclude: "Collection[Replica]" = (),
         hold_s: float,
     ) -> "AsyncIterator[Lease]":
-        """Lease a replica for one attempt of a request. `exclude`: replicas to avoid as long as there are others.
-        `weight`: of the tenant.
+        """Lease a replica for one attempt of a request. `exclude`: replicas to avoid while others exist. `weight`: the
+        tenant's weight.
 
         Raises Overloaded if the queue or the tenant's share of it is full, and Unavailable if no replica was free for
         `hold_s`.

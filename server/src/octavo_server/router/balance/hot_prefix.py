@@ -1,8 +1,8 @@
 """`HotPrefixReplicator` lets an idle replica compute a popular prefix that a busy replica holds, within a budget.
 
 The replica that holds a prefix is the cheapest choice for requests with it, so all of them go there while that replica
-keeps up, even if other replicas idle. A copy elsewhere pays off only for later requests, so the cost of one request
-can't show the gain. It pays off only for a prefix with more requests than one replica's share: smaller prefixes are
+keeps up, even if other replicas idle. A copy on another replica helps only later requests, so the cost of one request
+can't show its gain. A copy helps only if a prefix has more requests than one replica's share: smaller prefixes are
 spread over the replicas anyway, and moving one conversation only computes its prompt again. Each prompt token found in
 a cache adds a fiftieth of a token to the budget, and each token computed for a copy is charged to it. So copies cost at
 most 2 % of the tokens that caches save, plus the initial budget.

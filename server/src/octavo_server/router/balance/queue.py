@@ -56,7 +56,7 @@ class RequestQueue:
         self._max_waiting = max_waiting
         self._shares = TenantShares(max_waiting, TENANT_FRACTION, clock)
         self._observe = observe
-        self._waiting: list[_Waiting] = []  # by turn, and by arrival if turns are equal
+        self._waiting: list[_Waiting] = []  # ordered by turn, and among equal turns by arrival
         self._turns: dict[str, dict[str, float]] = {}  # model -> tenant -> turn of its next request
         self._latest_turn: dict[str, float] = {}  # model -> turn of the latest admitted request
         self._num_by_model: Counter[str] = Counter()
@@ -88,8 +88,8 @@ class RequestQueue:
         """Wait for room on a replica and for this request's turn. Return the seconds waited.
 
         Raises Overloaded at once if the queue or the tenant's share is full, and Unavailable after `hold_s`. `cost`:
-        estimated tokens, divided by the tenant's weight. `why`: the reason in the errors. `wake_s`: seconds that the
-        model takes to get a replica, None if that is unknown or if it has one.
+        estimated tokens, divided by the tenant's weight. `why`: the reason in the errors. `wake_s`: seconds until the
+        model has a replica; None if it has one or if that is unknown.
         """
         self._shares.record_request(tenant)
         if not self.has_waiting(model) and has_room():
@@ -124,7 +124,7 @@ class RequestQueue:
         return loop.time() - started_s
 
     def wake(self) -> None:
-        """Admit the next request of each model if a replica has room. Another one follows when it has a lease."""
+        """Admit the next request of each model if a replica has room; the one after it waits for its lease."""
         seen = {*self._admitted}
         for waiting in [*self._waiting] if self._waiting else ():
             if waiting.model not in seen:
@@ -164,7 +164,7 @@ class RequestQueue:
             self.on_change(model)
 
     def _refund(self, waiting: _Waiting) -> None:
-        """Give the turn of a request that leaves the queue unserved to the tenant's requests behind it."""
+        """Move the tenant's later requests forward by the cost of a request that leaves the queue unserved."""
         for other in self._waiting:
             if other.tenant == waiting.tenant and other.model == waiting.model and other.turn > waiting.turn:
                 other.turn -= waiting.cost

@@ -20,9 +20,9 @@ from octavo_server.supervise import cancel_tasks, supervised
 
 SWEPT_AT_ONCE = 4096
 READ_BUFFER_BYTES = 64 * 1024
-#: After the first replica is routable, the router waits up to this long for more than half of them, and is then ready.
+#: Once a replica is routable, the router is ready after this time, or earlier when more than half of them are routable.
 FEW_S = 2.0
-#: Time for which requests wait after a model's last replica left discovery, as a rollout may bring another.
+#: Time for which requests wait after a model's last replica left discovery, because a rollout may start another one.
 DEPARTED_S = 60.0
 
 Listener = Callable[[Replica], None]

@@ -18,9 +18,9 @@ _HELD = 2000.0  # weight of the prior slope, as variance of the number of tokens
 _OUTLIER = 4.0
 _CHUNK_TOKENS = 2048
 _MIN_TOKEN_S = 1e-9
-_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # speed ratios: the first still counts as equal, the second caps
+_ALIKE, _MOST_UNLIKE = 1.5, 4.0  # speeds up to the first ratio count as equal; the second is the largest ratio used
 _SURE = 2.0  # assumed error of the slope in standard errors, to either side
-_SCATTER = 0.25  # least scatter as a share of a step's time, as two steps always lie exactly on a line
+_SCATTER = 0.25  # least scatter, relative to a step's time: two steps always fit a line exactly
 
 
 class StepTimeModel:

@@ -196,7 +196,7 @@ def gauges(state: RouterState, index: IndexInfo) -> Gauges:
 
 
 def _held(state: RouterState) -> dict[tuple[str, ...], float]:
-    """Held requests by model. Unknown names share the empty label, as clients may send any name."""
+    """Held requests by model. Unknown models share the empty label, because clients may send any name."""
     counts: Counter[tuple[str, ...]] = Counter()
     for model, waiting in state.held.items():
         counts[(model if model in state.models else "",)] += waiting

@@ -22,7 +22,7 @@ _NAMES = frozenset(name.encode() for name in TRACE_HEADERS)
 
 
 class RouteSpan:
-    """A span that ends at its start plus a monotonic duration, so that setting the wall clock has no effect."""
+    """A span that ends at its start plus a monotonic duration, so that changes of the wall clock have no effect."""
 
     def __init__(self, span: Span, start_ns: int) -> None:
         self._span, self._start_ns = span, start_ns

@@ -22,7 +22,7 @@ OPENING_CHARS = 256
 #: Number of prompts' beginnings whose hashes are cached.
 MAX_OPENINGS = 1024
 MAX_EXPECTED = 128
-#: Most outputs of a prompt that count: replicas refuse requests for more than they run at once.
+#: Most outputs of a prompt that count as load: replicas refuse requests for more than they can run at once.
 MAX_OUTPUTS = 1024
 #: Approximate number of tokens that a template adds to each message.
 TOKENS_PER_MESSAGE = 4
@@ -46,7 +46,7 @@ class Prompt(NamedTuple):  # constructed three times as fast as a frozen datacla
 
     @property
     def expected_output_tokens(self) -> int:
-        """Tokens that all outputs are assumed to have together, as few requests use all that they ask for."""
+        """Assumed tokens of all outputs together: few requests generate as many as they allow."""
         return self.num_outputs * (MAX_EXPECTED if self.max_tokens is None else min(self.max_tokens, MAX_EXPECTED))
 
 
@@ -163,7 +163,7 @@ def _content(message: Any) -> str:
 
 
 def _part(part: Mapping[str, Any]) -> Any:
-    """The text of a part. A hash stands for an image, so that equal questions about other images are spread."""
+    """The text of a part; for an image, its hash, so that equal questions about different images are spread."""
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
     return _digest(url).hex()[:16] if isinstance(url, str) else part.get("text")

@@ -195,7 +195,7 @@ class ProxyHandler:
         fields = await self.prompts.parse(raw)
         name = _name_of(fields)
         if fields.is_malformed and not any(replica.is_routable for replica in self.fleet.replicas):
-            raise MalformedRequest(MALFORMED)  # don't hold it or start a replica for it
+            raise MalformedRequest(MALFORMED)  # a malformed request is not held and starts no replica
         if not self.balancer.is_resolved(name):  # free the parsed body, as the wait may be long
             del fields
             await self.balancer.wait_resolved(name, tenant=tenant, hold_s=self._hold_s(downstream))

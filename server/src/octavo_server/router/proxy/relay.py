@@ -43,7 +43,7 @@ async def relay(
 ) -> None:
     """Send the whole response to the client. Raises ReplicaLost or ReplicaTimeout if the upstream response fails.
 
-    `on_end`: called before the last bytes or the last event, as the client may then send its next request.
+    `on_end`: called before the last bytes or event are sent, as the client may then send its next request.
     """
     if response.is_stream and not value_of(response.headers, b"content-encoding"):
         downstream.framer = SSEFramer(downstream.dialect)

@@ -23,7 +23,7 @@ KINDS: "Mapping[str, RouteKind]" = {
     MESSAGES: "messages",
     "/invocations": "invocation",
 }
-#: Kind of the prompt -> form of a stream's frames; "chunks" for the rest.
+#: Kind of the prompt -> form of a stream's frames; other kinds have "chunks".
 DIALECTS: "Mapping[RouteKind | None, Dialect]" = {"responses": "events", "messages": "messages"}
 #: Routes whose requests no engine computes, so limits of tenants don't count them.
 UNCOUNTED = frozenset(
