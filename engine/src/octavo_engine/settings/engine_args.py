@@ -11,10 +11,10 @@ from typing import Any
 from octavo_engine.settings.config import EngineConfig, num_ranks
 from octavo_engine.settings.declare import all_settings
 from octavo_engine.settings.lora import check_adapter_name, check_num_adapters
-from octavo_engine.settings.pooling import runner_setting
 from octavo_engine.settings.speculative import speculation_setting, unused_fields
 from octavo_engine.settings.vllm import (
     CALL_ARGUMENTS,
+    EMBED,
     ENGINE_ARGUMENTS,
     OFFLINE_ARGUMENTS,
     UnusedArgument,
@@ -109,3 +109,13 @@ def _unknown(name: str, known: set[str]) -> str:
     near = difflib.get_close_matches(name, known | set(_ARGUMENTS), n=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return f"{name!r} is not an engine argument.{hint}"
+
+
+def runner_setting(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return `runner` as `task` or `convert` set it. Raises StartupError if they contradict `runner`."""
+    names = [name for name in ("task", "convert") if arguments.get(name) in EMBED]
+    if not names:
+        return {}
+    if arguments.get("runner") == "generate":
+        raise StartupError(f"runner='generate' and {names[0]}='embed' contradict each other: omit one of them.")
+    return {"runner": "pooling"}

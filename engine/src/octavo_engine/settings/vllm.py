@@ -10,10 +10,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from octavo_engine.settings.pooling import EMBED
 from octavo_engine.wire.errors import StartupError
 
 LOGGING_LEVEL = "VLLM_LOGGING_LEVEL"
+#: Values of `convert` and `task` for an embedding model.
+EMBED = ("embed", "embedding")
 #: Variables that the engine reads.
 ENGINE_VARIABLES = frozenset(
     {
