@@ -38,8 +38,8 @@ class BodyLimits(Declared):
     )
     max_json_values: int = setting(
         400_000,
-        "Largest number of JSON values (numbers, strings, lists, objects) in a request body, and of sequences times "
-        "entries and characters in stop, bad_words, logit_bias and other lists.",
+        "Largest number of JSON values (numbers, strings, lists, objects) in a request body; also limits the number "
+        "of sequences times the entries and characters of stop, bad_words, logit_bias and other lists.",
     )
     max_json_depth: int = setting(128, "Largest number of nested JSON levels in a request body.")
     request_timeout: float = setting(
@@ -191,8 +191,8 @@ class HttpSettings(Declared):
     )
     max_connections: int = setting(
         4096,
-        "Number of connections of a process beyond which a new one closes the one that has been without a request for "
-        "longest. Connections with a request in progress stay open.",
+        "Largest number of connections of a process; a further one closes the connection that has been without a "
+        "request for longest. Connections with a request in progress stay open.",
         ge=1,
     )
     drain_timeout: float = setting(
@@ -300,7 +300,7 @@ class ServerConfig(HttpSettings):
     )
     default_chat_template_kwargs: dict[str, Any] = setting(
         {},
-        'Values for the chat template, such as {"enable_thinking": false}; those of a request replace them.',
+        'Values for the chat template, such as {"enable_thinking": false}; values in a request replace them.',
     )
     reasoning_parser: str | None = setting(
         None,

@@ -199,7 +199,7 @@ MEANINGS: dict[str, dict[str, Meaning]] = {
         "NodeLost": Meaning(
             "The node of the pods reports nothing: it is down, or its kubelet or network is.",
             "`kubectl get nodes` shows it. Kubernetes replaces the pods after some minutes, or at once when the node "
-            "is deleted. It replaces those of a replica of several pods only when the node is deleted or back.",
+            "is deleted. It replaces the pods of a replica with several pods only when the node is deleted or back.",
         ),
     },
     "RouterReady": {

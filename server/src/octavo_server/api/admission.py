@@ -1,7 +1,7 @@
-"""Admission of requests to the engine's queue. Pure: it has a clock, but no tasks or timers.
+"""Admission of requests to the engine's queue. This module reads a clock, but has no tasks or timers.
 
-The engine holds the queue, and shares itself between tenants; this module counts the requests in it. A request beyond
-the limits is rejected with the seconds after which it should be retried.
+The engine holds the queue and divides its time between tenants; this module counts the requests in the queue. A request
+beyond the limits is rejected with the seconds after which it should be retried.
 """
 
 from collections import deque

@@ -40,7 +40,7 @@ COMMANDS: dict[str, CommandSpec] = {
         runs_in_pods=True,
     ),
     "up": CommandSpec(
-        "Serve a model by several engines on this machine, behind the router. Ctrl-C stops them all. The options of "
+        "Serve a model with several engines on this machine, behind the router. Ctrl-C stops them all. The options of "
         "`octavo serve` apply to each engine.",
         "octavo_server.cli.up:up",
         "octavo_server.cli.flags:add_up_flags",
@@ -48,7 +48,7 @@ COMMANDS: dict[str, CommandSpec] = {
     ),
     "route": CommandSpec(
         "Route requests to the replica that can answer them first. Replicas are engines (`octavo serve`). Each request "
-        "goes to the one that should send its first token soonest, mostly the one whose cache holds the start of the "
+        "goes to the one that should send its first token soonest, usually the one whose cache holds the start of the "
         "prompt.",
         "octavo_server.cli.route:route",
         "octavo_server.cli.route_flags:add_route_flags",
@@ -91,7 +91,7 @@ COMMANDS: dict[str, CommandSpec] = {
                 "octavo_server.cli.explain_flags:add_decision_flags",
             ),
             "infsvc": CommandSpec(
-                "Show why an InferenceService is not ready, and what to do. These are its conditions up to the first "
+                "Show why an InferenceService is not ready, and what to do. Shown are the conditions up to the first "
                 "that is not True, the meaning of that condition, the remedy, the pods with their last log lines, and "
                 "the latest events. Without NAME, show a table of all services. The exit code is 0 if all shown "
                 "services are Ready.",
