@@ -121,8 +121,8 @@ def join(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLog
 
 
 def prompt_list(positions: Sequence[PositionLogprobs | None]) -> list[dict[int, Logprob] | None]:
-    """vLLM's `prompt_logprobs`: for each position a map from token id to log-probability, rank and text. The entries
-    are not copies but those of `positions`, as there may be millions."""
+    """vLLM's `prompt_logprobs`: for each position a map from token id to log-probability, rank and text. It reuses the
+    objects in `positions`, because there may be millions."""
     for position in positions:
         for entry in (position or {}).values():
             entry.logprob = _finite(entry)
