@@ -1,7 +1,7 @@
 """Converts GGUF metadata to the `config.json` that the same model has on the Hugging Face hub.
 
 `GGUFValues.common` returns the config keys that all architectures share; a small rule per architecture adds its own. A
-new architecture needs a rule, a line in `_RULES` and its tensor names in `weights/gguf_conversion.py`. Values that GGUF
+new architecture needs a rule, a line in `_RULES` and its tensor names in `weights/gguf_file.py`. Values that GGUF
 does not store (activation, layer pattern, query scale of 27B models) follow llama.cpp's rules.
 """
 

@@ -73,5 +73,6 @@ def write_card(card: KVModelCard) -> bytes:
 
 
 def read_card(data: bytes) -> KVModelCard:
-    """Decode a card. Unknown fields are ignored. Raises ValueError for invalid data."""
+    """Decode a card. Unknown fields are ignored. Raises ValueError for invalid data, RecursionError if it is nested too
+    deeply."""
     return msgspec.msgpack.decode(data, type=KVModelCard)
