@@ -81,7 +81,7 @@ def test_hosts_wait_for_each_other_and_a_wrong_secret_is_a_line(tiny_model: str,
         wrong = headless(place, flags, logs[2], OCTAVO_GROUP_SECRET="x" * 32)
         hosts = [place.start([*OCTAVO, "--port", str(free_port()), *flags], logs[0])]
         assert wrong.wait(60) == 1
-        assert "it has another $OCTAVO_GROUP_SECRET" in logs[2].read_text()
+        assert "its $OCTAVO_GROUP_SECRET differs" in logs[2].read_text()
         wait_for_line(logs[0], "waiting for host 1 of 2")
         wait_for_line(logs[0], "without the secret of this group")
         hosts.append(headless(place, flags, logs[1]))

@@ -112,4 +112,4 @@ def test_a_gpu_without_fp8_multiplies_inputs_of_16_bits(
         found = tokens_of(quantised, dtype="float16")
     reference = AutoModelForCausalLM.from_pretrained(unpacked, attn_implementation="eager").eval()
     assert found == [generated(reference, ids) for ids in PROMPTS]
-    assert "made for activations of 8 bits; they have 16 bits here" in caplog.text
+    assert "made for activations of 8 bits; here they have 16 bits" in caplog.text

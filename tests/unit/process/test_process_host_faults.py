@@ -196,7 +196,7 @@ def test_failed_handshakes_have_both_causes(monkeypatch: pytest.MonkeyPatch) -> 
         host.run()
     text = str(caught.value)
     assert "3 handshakes in a row" in text
-    assert f"has another ${SECRET_VARIABLE}" in text
+    assert f"its ${SECRET_VARIABLE} differs" in text
     assert "a proxy" in text
 
 

@@ -250,7 +250,7 @@ def test_activations_have_16_bits(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()  # what loading logs depends on the level that earlier tests left
         log_activations(files.quantisation, model)
     (message,) = caplog.messages
-    assert "was made for activations of 8 bits; they have 16 bits here" in message
+    assert "was made for activations of 8 bits; here they have 16 bits" in message
 
 
 GROUP = {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}

@@ -109,7 +109,7 @@ def log_activations(config: QuantisedConfig | None, model: Model) -> None:
         return
     linears = [linear.method for linear in _linears(model) if not linear.spec.wide]
     rounding = sum(isinstance(method, GroupMethod) and method.rounds_inputs for method in linears)
-    here = "here they have 16 bits, and 8 bits where CPU kernels multiply quantised blocks"
+    here = "here they have 16 bits, but 8 bits where CPU kernels multiply quantised blocks"
     if rounding:
         here = f"{rounding} linear layers round them to FP8 (e4m3), {len(linears) - rounding} use 16 bits"
     _LOGGER.info("the checkpoint was made for activations of %d bits; %s", config.activation_bits, here)

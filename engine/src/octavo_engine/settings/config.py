@@ -78,7 +78,7 @@ class EngineConfig(Declared):
     )
     dtype: Dtype = setting(
         "auto",
-        "dtype of weights and activations; auto: the fastest on this machine of those that suit the checkpoint.",
+        "The dtype of weights and activations; auto: the fastest on this machine of those that suit the checkpoint.",
         aliases=DTYPE_ALIASES,
         convert=dtype_name,
     )
@@ -180,7 +180,7 @@ class EngineConfig(Declared):
     block_size: int = setting(16, "Tokens per KV block.", ge=1, le=1024)
     kv_cache_dtype: KVCacheDtype = setting(
         "auto",
-        "dtype of the KV cache; auto: the model's dtype; fp8_e4m3, only on a GPU: one byte per value, with the "
+        "The dtype of the KV cache; auto: the model's dtype; fp8_e4m3, only on a GPU: one byte per value, with the "
         "checkpoint's scales, or a scale of 1.",
         aliases={"fp8": "fp8_e4m3"},
     )

@@ -240,8 +240,8 @@ def _vision(files: ModelFiles) -> VisionConfig | None:
         architecture = _architecture(files.name, text)
         if "vision_config" in config and not OWN.fullmatch(architecture):
             raise StartupError(
-                f"{files.name}: architecture '{architecture}' is not supported: of models that take images, use one "
-                f"of type {', '.join(VISION_FAMILIES)}, or Gemma 3, which then takes only text."
+                f"{files.name}: architecture '{architecture}' is not supported: for images, use a model of type "
+                f"{', '.join(VISION_FAMILIES)}; for text only, Gemma 3 also runs."
             )
         return None
     family = str(config["model_type"])
