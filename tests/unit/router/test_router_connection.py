@@ -1,7 +1,9 @@
 """A connection to a replica: framing, surplus bytes, trailers, stale connections, silent replicas, dropped headers."""
 
 import asyncio
+import gc
 import socket
+import weakref
 
 import pytest
 from octavo_server.openai.errors import ReplicaLost, ReplicaTimeout
@@ -103,6 +105,21 @@ async def test_only_a_long_idle_connection_can_be_stale(idle_s, is_stale):
     peer.connection.connection_lost(None)
     assert isinstance(response.error, StaleConnection) == is_stale
     assert isinstance(response.error, ReplicaLost)
+
+
+async def test_a_lost_connection_is_freed_without_a_garbage_collection():
+    connection = Connection(asyncio.get_running_loop(), on_idle=id, on_lost=id)
+    connection.connection_made(FakeTransport())
+    connection.start(b"GET / HTTP/1.1\r\n\r\n", 10.0)
+    connection.data_received(OK)
+    freed = weakref.ref(connection)
+    gc.disable()
+    try:
+        connection.connection_lost(None)
+        del connection
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_loss_after_the_first_byte_is_not_stale():

@@ -207,6 +207,7 @@ class Connection(asyncio.Protocol):
             self._fail(response, f"the headers of its answer are longer than {MAX_FRAMING_BYTES} bytes")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        del self._parser  # it refers to this object, which would wait for the garbage collector
         response, self.response = self.response, None
         if response is not None:
             has_length = any(name in (b"content-length", b"transfer-encoding") for name, _ in response.headers)
