@@ -17,9 +17,10 @@ from octavo_testing.tiny_vision import picture
 
 TEXT, SIGHT = "text", "sight"
 ADAPTERS = tuple(f"adapter-{i}" for i in range(4))
-#: Different texts, images and schemas: few enough for every cache to have had its share of them in a quarter of an
-#: hour, and more images, schemas and tokens than the engines' caches hold, so that these evict all the time.
-TEXTS, IMAGES, SCHEMAS = 100, 400, 400
+#: Different texts, images and schemas: so few that a busy machine sends each of them to each engine and router within
+#: a quarter of an hour. What they cache by text or schema is then complete, and what grows later is no cache. The
+#: images and the tokens are more than the engines' caches hold, so that these evict all the time.
+TEXTS, IMAGES, SCHEMAS = 20, 400, 30
 TIMEOUT_S = 90.0  # longer than a router holds a request
 CHAT, COMPLETION, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 #: Kinds of requests, and how often each one is sent.
