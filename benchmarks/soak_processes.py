@@ -19,7 +19,7 @@ from octavo_testing.adapter_files import llama_pairs, write_adapter
 from octavo_testing.tiny_models import byte_tokenizer, scramble, tiny_config
 from octavo_testing.tiny_vision import make_tiny_vision
 from router_processes import SERVE, Killable, Router
-from soak_traffic import ADAPTERS, SIGHT, TEXT
+from soak_traffic import ADAPTERS, SIGHT, TEXT, warm_up
 from transformers import AutoModelForCausalLM
 
 SECRET = "soak"
@@ -152,6 +152,8 @@ def pairs(folder: Path) -> Iterator[dict[str, Killable]]:
                 asyncio.run(until_ready(server))
         for server in servers.values():
             asyncio.run(until_ready(server))
+        for model in (TEXT, SIGHT):
+            asyncio.run(warm_up(servers[f"{model}-2"].url, model, SECRET))
         yield servers
     finally:
         for server in reversed(servers.values()):

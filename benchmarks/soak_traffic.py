@@ -21,6 +21,8 @@ ADAPTERS = tuple(f"adapter-{i}" for i in range(4))
 #: a quarter of an hour. What they cache by text or schema is then complete, and what grows later is no cache. The
 #: images and the tokens are more than the engines' caches hold, so that these evict all the time.
 TEXTS, IMAGES, SCHEMAS = 20, 400, 30
+#: Requests to each engine that is never killed, before the first minute, and the length of the longest one in tokens.
+WARM_UP_REQUESTS, LONGEST = 150, {TEXT: 1400, SIGHT: 240}
 TIMEOUT_S = 90.0  # longer than a router holds a request
 CHAT, COMPLETION, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 #: Kinds of requests, and how often each one is sent.
@@ -106,6 +108,17 @@ def _chat(kind: str, number: int, dice: random.Random) -> dict[str, Any]:
     system = words(200 if kind == "long" else 20, number % 10)
     messages = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     return {"model": dice.choice(ADAPTERS) if kind == "adapter" else TEXT, "messages": messages}
+
+
+async def warm_up(url: str, model: str, secret: str) -> None:
+    """Send prompts of random lengths: engines on CPUs keep memory for each number of tokens that they computed."""
+    dice = random.Random(0)
+    async with aiohttp.ClientSession(url, headers={"x-octavo-secret": secret}) as session:
+        for _ in range(WARM_UP_REQUESTS):
+            prompt = [dice.randrange(3, 250) for _ in range(dice.randrange(4, LONGEST[model]))]
+            body = {"model": model, "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+            async with session.post(COMPLETION, json=body) as response:
+                response.raise_for_status()
 
 
 @cache
