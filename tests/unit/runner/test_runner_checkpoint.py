@@ -80,7 +80,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(target: Path, draft: Path
     vocab = ids["model"]["vocab"]
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     (folder / "tokenizer.json").write_text(json.dumps(ids))
-    with pytest.raises(StartupError, match=r"does not have the vocabulary of the target model.* use a draft model of the target's family"):
+    with pytest.raises(StartupError, match=r"does not have the vocabulary of .* model of the target's family"):
         plan(target, folder)
 
 
