@@ -28,8 +28,8 @@ what the client of another row sends.
 ERRORS = """\
 ## Errors
 
-The class of the error that the client raises. It is that which the client raises for its own vendor's answer to such a
-request, unless *vendor* names another one. A field of a wrong type gets status 400 and never 422, as at these vendors.
+The class of the error that the client raises. If its own vendor's API fails in the same way, the client raises the
+same class, or the one after *vendor*. A field of a wrong type gets status 400 and never 422, as at these vendors.
 """
 
 

@@ -151,7 +151,7 @@ def keep_wide_types(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def allocate(model: PreTrainedModel, tensors: Iterable[OwnTensor], device: torch.device) -> None:
-    """Give tensors memory; let the family compute those that no checkpoint has. Raises ValueError if it does not.
+    """Allocate tensors; let the family compute those that no checkpoint has. Raises ValueError if it leaves one unset.
 
     `model`: has the code that computes them.
     """

@@ -189,8 +189,8 @@ class RemoteHosts:
         self._send_all(messages.Serving())
 
     def announce_end(self, reason: str) -> None:
-        """Send the error that ends the engine to all hosts. Any thread may call this: a stuck engine core ends without
-        calling `stop`."""
+        """Send all hosts the error that ends the engine. Any thread may call this: an engine core that is
+        stuck never calls `stop`."""
         self._send_all(messages.Goodbye(reason))
 
     def stop(self, reason: str | None) -> None:

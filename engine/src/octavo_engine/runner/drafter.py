@@ -159,7 +159,7 @@ class Drafter:
         )
 
     def _missing_tokens(self, steps: list[SeqStep]) -> list[SeqStep]:
-        """Return the tokens without KV for one pass. Sequences that get drafts sample if the pass is their last one."""
+        """Return the tokens without KV that fit in a pass. A sequence with drafts samples if all of its tokens fit."""
         missing, room = [], self._max_tokens
         for step in steps:
             table, end = self._batch.table_of(step.seq_id), step.start + step.num_tokens
