@@ -64,8 +64,12 @@ QUANTISED = [("glm4", "Q4_1"), ("glm4_moe", "Q4_1"), ("olmo3", "Q8_0")]
 
 @pytest.mark.skipif(not kernels_expand_blocks(torch.bfloat16), reason="the kernels are not available")
 @pytest.mark.parametrize(("name", "block_format"), QUANTISED)
-def test_quantised_weights_of_ranks_are_those_of_one(name: str, block_format: str, tmp_path: Path) -> None:
+def test_quantised_weights_of_ranks_are_those_of_one(
+    name: str, block_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Partial sums are rounded to bf16, which changes logits less than the blocks do."""
+    if name == "glm4_moe":
+        change_sizes(monkeypatch, name, {"moe_intermediate_size": 64})  # a block of 32 for each rank
     files, tokens = resolve_model(str(make_tiny(name, tmp_path))), torch.arange(3, 75).expand(2, -1)
 
     def logits(group: Group, **build: Any) -> Tensor:

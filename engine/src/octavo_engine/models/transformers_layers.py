@@ -159,9 +159,11 @@ def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildC
             model.set_submodule(name, layer)
     for name, module in modules:
         if type(module) is nn.Linear and module.weight.dtype == build.dtype:
-            tie = tied if module.weight is table else None
             of_layer = replace(build, quantise_to=None) if _routes(name, module, num_experts) else build
             cut = _cut_head(module, build) if module is head else part.linears.get(name, Cut.whole(module))
+            tie = tied if module.weight is table else None
+            if tie is not None and tie is table:  # transformers' own embedding, which is whole on each rank
+                tie = _rank_rows(table, cut)
             model.set_submodule(name, RowLinear(name, module, of_layer, cut, wide=module is head, tied=tie))
         elif (norm := part.norms.get(name)) is not None:
             size, copies = module.weight.numel(), norm.copies
@@ -187,8 +189,13 @@ def tie_head(model: PreTrainedModel, build: BuildContext) -> None:
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if isinstance(head, RowLinear) and head.is_tied and not isinstance(embedding, RowEmbedding):
-        rows = head.spec.shard.outputs(0, len(embedding.weight))
-        head.method = DenseMethod(head.spec, build, embedding.weight.detach()[rows.start : rows.stop])
+        cut = Cut(head.spec.outs, head.spec.shard)
+        head.method = DenseMethod(head.spec, build, _rank_rows(embedding.weight.detach(), cut))
+
+
+def _rank_rows(table: Tensor, cut: Cut) -> Tensor:
+    rows = cut.shard.outputs(0, len(table))
+    return table[rows.start : rows.stop]
 
 
 def _cut_head(module: nn.Linear, build: BuildContext) -> Cut:
