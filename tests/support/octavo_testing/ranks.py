@@ -1,6 +1,7 @@
 """Ranks of one model as threads of this process, so that a test sees the results of each of them."""
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -21,6 +22,8 @@ from octavo_testing.tiny_models import LENGTH
 
 Result = TypeVar("Result")
 TIMEOUT = timedelta(seconds=30)
+#: While transformers builds a model, it changes torch's default dtype, which all threads share.
+_BUILDING = threading.Lock()
 
 
 def make_stores(size: int, timeout: timedelta = TIMEOUT) -> list[MessageStore]:
@@ -78,7 +81,8 @@ def load_part(
 ) -> Model:
     """Load the part of a tiny model that one rank computes, in fp32 unless `build` has another type."""
     build = {"dtype": torch.float32, "max_model_len": max_model_len} | build
-    model = build_model(load_model_config(files), device="cpu", group=group, stages=stages, **build)
+    with _BUILDING:
+        model = build_model(load_model_config(files), device="cpu", group=group, stages=stages, **build)
     model.load_weights(iter_weights(files, skipped=model.modules_elsewhere))
     model.finish_loading()
     return model
