@@ -123,11 +123,13 @@ BOMBS = {
     "targets of links": (WIDE + "{{ ('www.a.com ' * 1000)|urlize(target=[x]) }}", BYTES),
     "targets of links in a list": (WIDE + "{{ (['www.a.com '] * 1000)|urlize(target=x) }}", BYTES),
     "words of a list": ("{{ ['a ' * 1000 * 2000]|wordcount }}", BYTES),
-    "groups by a default": (WIDE + "{{ (['a'] * 1000)|groupby('a', x) }}", "4096 characters"),
+    "groups by a default": (WIDE + "{{ (['a'] * 1000)|groupby('a', x) }}", BYTES),
     "groups by an attribute of a namespace": (WIDE + "{{ ([namespace(k=x)] * 1000)|groupby('k') }}", BYTES),
     "sorted selection": (WIDE + "{{ ([x] * 1000)|select|sort }}", BYTES),
     "sorted values": (WIDE + "{{ {}.fromkeys(range(1000), x).values()|sort }}", BYTES),
     "sorted attributes": (WIDE + "{{ ([joiner(x)] * 1000)|sort(attribute='id,sep') }}", BYTES),
+    "selection by a long path": ("{{ ['a']|selectattr('0.' * 99999 ~ '0')|list }}", "8 parts"),
+    "largest by a long path": ("{{ ['a']|max(false, '0.' * 99999 ~ '0') }}", "8 parts"),
     "sort by many attributes": ("{{ (['a'] * 9000)|sort(attribute='a,' * 9999) }}", "8 parts"),
     "long name of an attribute": (WIDE + "{{ (['a'] * 9000)|map(attribute=x)|list }}", "4096 characters"),
     "time with a width": ("{{ strftime_now('%99999999d' ~ 'x' * 9999) }}", "256 characters"),
@@ -192,6 +194,10 @@ ORDINARY = {
     ),
     "{% for role, group in messages|groupby('role', default='x') %}{{ role }}{{ group|length }}{% endfor %}": (
         "assistant1user1"
+    ),
+    "{% set x = 'a, b. ' * 2000 %}{{ messages|selectattr('content', 'in', x ~ 'yo')|map(attribute='role')|first }}"
+    "{{ messages|map('replace', x, '')|list|length }}{{ messages|map(attribute='n', default=x)|list|length }}": (
+        "assistant22"
     ),
     "{{ 7 // 2 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}{{ (3, 4)|last }}": "310243[1, 2]4",
     "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}": "3",

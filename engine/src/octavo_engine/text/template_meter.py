@@ -46,8 +46,14 @@ _LIST_FILTERS = frozenset(
 #: Filters that first convert any value to text, and whose result can be much larger than this text.
 _TEXT_FILTERS = frozenset(("e", "escape", "forceescape", "replace", "title", "urlize", "wordcount"))
 _SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
-#: Filters that may look up an attribute of each item, such as "function.name", in Python code.
-_ATTRIBUTE_FILTERS = frozenset(("groupby", "map", "max", "min", "rejectattr", "selectattr", "sort", "sum", "unique"))
+#: Filters that may look up an attribute of each item, such as "function.name", in Python code -> its place among the
+#: arguments; "map" takes it only by its name.
+_ATTRIBUTE_PLACES = {
+    **dict.fromkeys(("groupby", "rejectattr", "selectattr", "sum"), 0),
+    **dict.fromkeys(("max", "min", "unique"), 1),
+    "sort": 2,
+    "map": None,
+}
 _MAX_ATTRIBUTE_PARTS = 8
 _MAX_ATTRIBUTE_CHARS = 4096  # limit for names of attributes: Python copies a name that it does not find
 _MAX_SEPARATOR = 64  # most characters of a separator for JSON
@@ -272,8 +278,8 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             meter.charge(meter.text_size(text))
         if name in _SORTING_FILTERS and not isinstance(value, (str, bytes, range, *_CONTAINERS)):
             value = [*value]
-        if name in _ATTRIBUTE_FILTERS:
-            _take_attributes(meter, value, (*args, *kwargs.values()))
+        if name in _ATTRIBUTE_PLACES:
+            _take_attribute(meter, value, _attribute(name, args, kwargs))
         given = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}
         first = () if passed is None else (given[passed.name],)
         if name in _SORTING_FILTERS:
@@ -303,14 +309,19 @@ def _charge_keys(context: Context, value: Any, given: Mapping[str, Any]) -> None
         meter.charge(meter.weight(keys) // _WEIGHT_PER_SORTED_BYTE)
 
 
-def _take_attributes(meter: Meter, value: Any, args: tuple[Any, ...]) -> None:
+def _attribute(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    place = _ATTRIBUTE_PLACES[name]
+    return kwargs.get("attribute", None if place is None or place >= len(args) else args[place])
+
+
+def _take_attribute(meter: Meter, value: Any, attribute: Any) -> None:
     """Charge one step for each item whose attribute is looked up; an iterator's items are charged when yielded."""
-    names = [arg for arg in args if isinstance(arg, str)]
-    if any(name.count(".") + name.count(",") >= _MAX_ATTRIBUTE_PARTS for name in names):
-        raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_PARTS} parts")
-    if any(len(name) > _MAX_ATTRIBUTE_CHARS for name in names):
-        raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_CHARS} characters")
-    if args and isinstance(value, Sized):
+    if isinstance(attribute, str):
+        if attribute.count(".") + attribute.count(",") >= _MAX_ATTRIBUTE_PARTS:
+            raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_PARTS} parts")
+        if len(attribute) > _MAX_ATTRIBUTE_CHARS:
+            raise SecurityError(f"an attribute has more than {_MAX_ATTRIBUTE_CHARS} characters")
+    if attribute is not None and isinstance(value, Sized):
         meter.step(1 + len(value))
 
 
