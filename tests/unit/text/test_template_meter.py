@@ -17,6 +17,7 @@ KEPT = (
     "{% for i in range(999) %}{% set ns.l = ns.l + [COPY] %}{% endfor %}"
 )
 NESTED = "{% set r = range(1000) %}{% for a in r %}{% for b in r %}BODY{% endfor %}{% endfor %}"
+OF_CHARACTERS = ("batch(9)", "groupby(0)", "list", "max", "min", "slice(2)", "sort", "unique")
 WIDE = "{% set x = 'a' * 10000 * 900 %}"
 BOMBS = {
     "nested loops": (NESTED.replace("BODY", "{% for c in r %}{% endfor %}"), STEPS),
@@ -125,6 +126,7 @@ BOMBS = {
     "words of a list": ("{{ ['a ' * 1000 * 2000]|wordcount }}", BYTES),
     "groups by a default": (WIDE + "{{ (['a'] * 1000)|groupby('a', x) }}", BYTES),
     "groups by an attribute of a namespace": (WIDE + "{{ ([namespace(k=x)] * 1000)|groupby('k') }}", BYTES),
+    **{f"{each} of a text": (WIDE + f"{{{{ x|{each}|first }}}}", BYTES) for each in OF_CHARACTERS},
     "sorted selection": (WIDE + "{{ ([x] * 1000)|select|sort }}", BYTES),
     "sorted values": (WIDE + "{{ {}.fromkeys(range(1000), x).values()|sort }}", BYTES),
     "sorted attributes": (WIDE + "{{ ([joiner(x)] * 1000)|sort(attribute='id,sep') }}", BYTES),

@@ -46,6 +46,8 @@ _LIST_FILTERS = frozenset(
 #: Filters that first convert any value to text, and whose result can be much larger than this text.
 _TEXT_FILTERS = frozenset(("e", "escape", "forceescape", "replace", "title", "urlize", "wordcount"))
 _SORTING_FILTERS = frozenset(("dictsort", "groupby", "max", "min", "sort", "unique"))
+#: Filters that make a text of each character of a text.
+_CHARACTER_FILTERS = _SORTING_FILTERS | {"batch", "list", "slice"}
 #: Filters that may look up an attribute of each item, such as "function.name", in Python code -> its place among the
 #: arguments; "map" takes it only by its name.
 _ATTRIBUTE_PLACES = {
@@ -274,9 +276,11 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         meter.read(value)
         text = meter.text(value) if name in _TEXT_FILTERS and not isinstance(value, str) else value
         meter.charge(_growth(name, text, _given(args, kwargs), meter))
+        if name in _CHARACTER_FILTERS and isinstance(value, (str, bytes)):
+            meter.charge(len(value) * _PIECE_BYTES)
         if name not in _LIST_FILTERS and not isinstance(text, (str, bytes)):
             meter.charge(meter.text_size(text))
-        if name in _SORTING_FILTERS and not isinstance(value, (str, bytes, range, *_CONTAINERS)):
+        if name in _SORTING_FILTERS - {"dictsort"} and not isinstance(value, (str, bytes, range, *_CONTAINERS)):
             value = [*value]
         if name in _ATTRIBUTE_PLACES:
             _take_attribute(meter, value, _attribute(name, args, kwargs))
@@ -376,7 +380,7 @@ def _text_growth(name: str, value: Any, args: tuple[Any, ...], meter: Meter) -> 
     if name in ("split", "rsplit", "splitlines"):
         separator = args[0] if args and isinstance(args[0], type(value)) else None
         return _PIECE_BYTES * (count(separator) if separator else size // 2)
-    if name in ("list", "wordwrap", "wordcount", "translate", "urlize", "title"):
+    if name in ("wordwrap", "wordcount", "translate", "urlize", "title"):
         return size * (_PIECE_BYTES + longest)
     return 5 * size if name in ("e", "escape", "forceescape") else 0
 
