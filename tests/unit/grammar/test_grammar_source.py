@@ -166,3 +166,12 @@ def test_properties_keep_the_schemas_order():
 def test_a_checked_shape_is_cached():
     source = GrammarSource(BOUNDS)
     assert source.grammar_for(StructuredOutputs(regex="a+")) is source.grammar_for(StructuredOutputs(regex="a+"))
+
+
+def test_shapes_are_cached_up_to_a_number_of_characters():
+    source = GrammarSource(SchemaBounds(max_bytes=MAX_GRAMMAR_BYTES, max_depth=8))
+    shapes = [StructuredOutputs(choice=[f"{i}" * 130_000]) for i in range(9)]  # 1 MiB has room for eight of them
+    grammars = [source.grammar_for(shape) for shape in shapes]
+    assert source.grammar_for(shapes[1]) is grammars[1]
+    assert source.grammar_for(shapes[8]) is grammars[8]
+    assert source.grammar_for(shapes[0]) is not grammars[0]

@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -176,6 +176,35 @@ class CompiledGrammar:
         return self._start.deep_copy()
 
 
+class LatestTexts(Generic[T]):
+    """A thread-safe cache of values by text: the latest ones, up to a number of texts and of their characters."""
+
+    def __init__(self, *, max_texts: int = MAX_CACHED, max_chars: int = MAX_CACHED_CHARS) -> None:
+        self._max_texts, self._max_chars = max_texts, max_chars
+        self._num_chars = 0
+        self._values: OrderedDict[str, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, text: str) -> T | None:
+        with self._lock:
+            if text in self._values:
+                self._values.move_to_end(text)
+            return self._values.get(text)
+
+    def put(self, text: str, value: T) -> None:
+        with self._lock:
+            if text not in self._values:
+                self._num_chars += len(text)
+            self._values[text] = value
+            self._values.move_to_end(text)
+            while len(self._values) > self._max_texts or self._num_chars > self._max_chars:
+                evicted, _ = self._values.popitem(last=False)
+                self._num_chars -= len(evicted)
+
+
 class GrammarCompiler:
     """A thread-safe compiler and cache of grammars."""
 
@@ -187,15 +216,13 @@ class GrammarCompiler:
         max_cached_chars: int = MAX_CACHED_CHARS,
     ) -> None:
         self._load_vocabulary = load_vocabulary
-        self._max_cached, self._max_chars = max_cached, max_cached_chars
-        self._num_chars = 0  # of the latest grammars
         self._vocabulary: Vocabulary | None = None
         self._loading = threading.Lock()
         self._threads = DeepThreads(NUM_THREADS, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._pending: dict[str, Future[CompiledGrammar]] = {}
         self._alive: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
-        self._latest: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._latest: LatestTexts[CompiledGrammar] = LatestTexts(max_texts=max_cached, max_chars=max_cached_chars)
 
     def submit(self, grammar: str) -> "Future[CompiledGrammar]":
         """Return a future of the compiled grammar; it fails with GrammarError. For a cached grammar it is done at once.
@@ -205,7 +232,7 @@ class GrammarCompiler:
         with self._lock:
             compiled = self._alive.get(grammar)
             if compiled is not None:
-                self._keep(grammar, compiled)
+                self._latest.put(grammar, compiled)
                 done: Future[CompiledGrammar] = Future()
                 done.set_result(compiled)
                 return done
@@ -232,16 +259,8 @@ class GrammarCompiler:
             compiled = CompiledGrammar(vocabulary.compile(grammar), vocabulary)
             with self._lock:
                 self._alive[grammar] = compiled
-                self._keep(grammar, compiled)
+                self._latest.put(grammar, compiled)
             return compiled
         finally:
             with self._lock:
                 self._pending.pop(grammar, None)
-
-    def _keep(self, grammar: str, compiled: CompiledGrammar) -> None:
-        if self._latest.pop(grammar, None) is None:
-            self._num_chars += len(grammar)
-        self._latest[grammar] = compiled
-        while len(self._latest) > self._max_cached or self._num_chars > self._max_chars:
-            evicted, _ = self._latest.popitem(last=False)
-            self._num_chars -= len(evicted)

@@ -7,13 +7,19 @@ the text.
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from octavo_engine.grammar.compiler import WHITESPACE, GrammarError, check_grammar, grammar_of_schema, json_options
+from octavo_engine.grammar.compiler import (
+    WHITESPACE,
+    GrammarError,
+    LatestTexts,
+    check_grammar,
+    grammar_of_schema,
+    json_options,
+)
 from octavo_engine.grammar.references import MAX_PATTERNS, refuse, subschemas
 from octavo_engine.grammar.schema import SchemaBounds, StrictSchema, check_size, read_schema
 from octavo_engine.wire.errors import InvalidRequest
@@ -28,15 +34,14 @@ _SPECIAL_TOKEN = re.compile(r"<\[[0-9]+\]>")
 #: Comments, strings, regexes and special tokens of a Lark grammar, as the library's lexer cuts them.
 _LITERALS = re.compile(r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<[^<>]+>', re.DOTALL)
 _MAX_SEARCHED = 64  # subschemas that are checked one by one to locate an error
-_CACHED = 256
 
 
 class GrammarSource:
-    """Makes grammar texts for one front end; caches 256 of them, as clients repeat the same schema."""
+    """Makes grammar texts for one front end; caches those of the latest shapes, as clients repeat the same schema."""
 
     def __init__(self, bounds: SchemaBounds) -> None:
         self._bounds = bounds
-        self._cached_write = lru_cache(_CACHED)(self._write)
+        self._latest: LatestTexts[str] = LatestTexts()
 
     def grammar_for(self, shape: StructuredOutputs) -> str:
         """Return the grammar text that enforces a shape. Raises InvalidRequest, which names the shape's place."""
@@ -44,10 +49,12 @@ class GrammarSource:
             shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{_place(shape)}: it is not JSON: {error}.", param=_place(shape)) from error
-        return self._cached_write(shape_json)
+        return self._latest.get(shape_json) or self._write(shape_json)
 
     def _write(self, shape_json: str) -> str:
-        return self._write_shape(StructuredOutputs(**json.loads(shape_json)))
+        grammar = self._write_shape(StructuredOutputs(**json.loads(shape_json)))
+        self._latest.put(shape_json, grammar)
+        return grammar
 
     def _write_shape(self, shape: StructuredOutputs) -> str:
         try:
