@@ -54,6 +54,7 @@ WITHOUT_BODY = (
     "GET /metrics",
     "GET /ready",
     "GET /debug/requests",
+    "POST /reset_mm_cache",
     "POST /reset_prefix_cache",
     "POST /sleep",
     "POST /wake_up",
