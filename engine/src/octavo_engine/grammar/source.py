@@ -49,12 +49,14 @@ class GrammarSource:
             shape_json = json.dumps({name: getattr(shape, name) for name in shape.__slots__})
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"{_place(shape)}: it is not JSON: {error}.", param=_place(shape)) from error
-        return self._latest.get(shape_json) or self._write(shape_json)
+        grammar = self._latest.get(shape_json)
+        if grammar is None:
+            grammar = self._write(shape_json)
+            self._latest.put(shape_json, grammar)
+        return grammar
 
     def _write(self, shape_json: str) -> str:
-        grammar = self._write_shape(StructuredOutputs(**json.loads(shape_json)))
-        self._latest.put(shape_json, grammar)
-        return grammar
+        return self._write_shape(StructuredOutputs(**json.loads(shape_json)))
 
     def _write_shape(self, shape: StructuredOutputs) -> str:
         try:
