@@ -268,6 +268,7 @@ def _metered_test(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     passed = getattr(function, "jinja_pass_arg", None)
+    copies_items = name in _SORTING_FILTERS and name != "dictsort"  # which takes mappings only
 
     @pass_context
     @wraps(function)
@@ -280,7 +281,7 @@ def _metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             meter.charge(len(value) * _PIECE_BYTES)
         if name not in _LIST_FILTERS and not isinstance(text, (str, bytes)):
             meter.charge(meter.text_size(text))
-        if name in _SORTING_FILTERS - {"dictsort"} and not isinstance(value, (str, bytes, range, *_CONTAINERS)):
+        if copies_items and not isinstance(value, (str, bytes, range, *_CONTAINERS)):
             value = [*value]
         if name in _ATTRIBUTE_PLACES:
             _take_attribute(meter, value, _attribute(name, args, kwargs))
