@@ -98,6 +98,7 @@ def test_each_planted_fault_is_one_line_that_names_kernel_type_and_shape(tmp_pat
         + ["gate float32", "experts float32", "sample float32 2 x 3000, min-p"]  # a gate is between experts' products
         + ["group_linear float16 int8", "fp8_linear float16 groups of 128"]
         + ["rms_norm float16", "write_qkv float32 dim 80, 80 rotary, norm"]
+        + ["write_qkv float16 dim 80, 80 rotary, norm, e4m3 cache"]
     )
     assert "no answer within" in fails["rms_norm float16"]
     assert "ended with 9" in fails["write_qkv float32 dim 80, 80 rotary, norm"]
