@@ -91,11 +91,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(folder: Path) -> Mapping[str, str]:
-    """Variables of a shell with the installed commands, the hub's cache of stand-ins, and a strict curl."""
+    """Variables of a shell with the installed commands, the hub's cache of stand-ins, and a strict curl.
+
+    Variables of the `make` that runs this test are not those of the printed `make`.
+    """
     write_hub_cache(folder / "hugging-face")
     (folder / ".curlrc").write_text(CURL_SETTINGS)
     path = os.pathsep.join(filter(None, (str(Path(sys.executable).parent), local_binaries(), os.environ["PATH"])))
-    return os.environ | {
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ARGS", "TESTS", "LONG"}
+    return {name: value for name, value in os.environ.items() if name not in outer} | {
         "PATH": path,
         "HF_HOME": str(folder / "hugging-face"),
         "CURL_HOME": str(folder),
