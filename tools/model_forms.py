@@ -89,6 +89,7 @@ ATTEMPTS: tuple[dict[str, Any], ...] = (
     {"head_dim": None, "num_key_value_heads": 4},
     {"head_dim": 16, "num_key_value_heads": 4, "moe_intermediate_size": 40},
     {"attention_types": [[["global", "local"], NUM_LAYERS // 2]]},
+    {"num_kv_shared_layers": NUM_LAYERS // 2},
 )
 
 
