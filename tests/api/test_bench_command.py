@@ -91,6 +91,15 @@ async def test_results_that_cannot_be_saved_end_a_benchmark_before_its_requests(
     assert not served.engine.requests
 
 
+async def test_a_name_of_results_may_have_folders(served, tmp_path):
+    flags = ("--num-prompts", "1", "--random-input-len", "8", "--random-output-len", "4", "--save-result")
+    for name in ("new/result.json", str(tmp_path / "other" / "result.json")):
+        folder = tmp_path / f"of {len(name)}"
+        places = ("--result-dir", str(folder), "--result-filename", name)
+        assert (await bench("--base-url", served.url, *flags, *places))[::2] == (0, "")
+        assert (folder / name).is_file()
+
+
 async def test_a_label_may_have_slashes(served, tmp_path):
     flags = ("--num-prompts", "1", "--random-input-len", "8", "--random-output-len", "4", "--label", "a/b")
     code, _, err = await bench("--base-url", served.url, *flags, "--save-result", "--result-dir", str(tmp_path))

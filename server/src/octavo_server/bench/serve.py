@@ -188,8 +188,9 @@ def _make_folder(args: argparse.Namespace) -> Path | None:
     if not (args.save_result or args.append_result):
         return None
     folder = Path(args.result_dir or ".")
-    (folder / (args.result_filename or "result")).parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=folder):  # it can be written to
+    holder = (folder / (args.result_filename or "result")).parent  # the name may have folders of its own
+    holder.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=holder):  # it can be written to
         return folder
 
 
