@@ -68,13 +68,16 @@ class Kill:
 
 
 def roles(server: Killable) -> dict[str, psutil.Process]:
-    """Return the processes of a server by their roles; empty while it is not running."""
+    """Return the processes of a server by their roles; some or all are missing while they start.
+
+    A child that does not run its own command yet has its parent's: the first process of a role counts.
+    """
     found = {}
     with suppress(psutil.NoSuchProcess):
         for process in (main := psutil.Process(server.pid), *main.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                 words = process.cmdline()
-                found |= {role: process for role, module in ROLES.items() if module in words}
+                found = {role: process for role, module in ROLES.items() if module in words} | found
     return found
 
 
@@ -88,7 +91,10 @@ def look(name: str, server: Killable) -> Iterator[Sample]:
 
 async def kill(server: Killable, role: str, killed: Kill) -> None:
     """Send SIGKILL to one process of a server, start the server again if it ends, and wait until it serves."""
-    family = roles(server)
+    async with asyncio.timeout(LIMIT_S):
+        while role not in (family := roles(server)):  # it has ended, and the server starts it again
+            await asyncio.sleep(LOOK_S)
+    killed.at_s = time.monotonic()
     family[role].kill()
     if role != "media":
         await asyncio.to_thread(server.wait)
