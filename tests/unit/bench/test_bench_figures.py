@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 from octavo_server.bench.load import RequestRecord
-from octavo_server.bench.metrics import Distribution, figures
-from octavo_server.bench.report import PrefixCache, Run, block, parse_prefix_cache, result, table, warnings
+from octavo_server.bench.metrics import Distribution, PrefixCache, figures, parse_prefix_cache
+from octavo_server.bench.report import Run, block, result, table, warnings
 
 #: Two requests of four tokens, one second apart, and one that failed.
 RECORDS = [

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from octavo_engine.devices.step_inputs import StepInputs
-from octavo_engine.sampling.seq_state import SeqState, isolated
+from octavo_engine.sampling.sampler import isolated
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.settings.records import PoolingType
 from octavo_engine.wire.plan import SeqId, SeqResult
 from octavo_engine.wire.pooling import PoolingParams

@@ -38,8 +38,8 @@ from octavo_engine.sampling.grammar_masks import GrammarMasks
 from octavo_engine.sampling.lockstep import LockstepSampler, share_drafts
 from octavo_engine.sampling.logit_edits import PenaltyCounts
 from octavo_engine.sampling.logprobs import prompt_logprobs
-from octavo_engine.sampling.sampler import ChosenTokens, Sampler, SampleRows
-from octavo_engine.sampling.seq_state import SeqState, isolated
+from octavo_engine.sampling.sampler import ChosenTokens, Sampler, SampleRows, isolated
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.settings.records import LogprobsMode, PoolingType
 from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqId, SeqResult, SeqStep, StepCosts, StepPlan, StepResult

@@ -184,10 +184,3 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
     return mixed
-
-
-def processed_logits(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Float[Tensor, "rows vocab"]:
-    """Apply temperature (0: none, greedy), min-p, top-k and top-p; excluded tokens get minus infinity."""
-    temperature = _on(params["temperature"], logits.device)[:, None]
-    scaled = logits / torch.where(temperature > 0, temperature, 1.0)
-    return scaled.masked_fill_(~kept_tokens(logits, params), float("-inf"))

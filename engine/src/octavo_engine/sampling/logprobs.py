@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from octavo_engine.devices.transfers import Fetch, fetch_now
-from octavo_engine.ops.sampling import ranks_natively
+from octavo_engine.ops.sampling import DrawParams, ranks_natively
+from octavo_engine.sampling.draws import kept_tokens
 from octavo_engine.wire.records import TokenLogprobs
 
 
@@ -35,6 +36,13 @@ class PendingLogprobs:
             TokenLogprobs([token, *top_ids[:n]], [value, *top_values[:n]], rank)
             for token, value, rank, top_ids, top_values, n in rows
         ]
+
+
+def processed_logits(logits: Float[Tensor, "rows vocab"], params: DrawParams) -> Float[Tensor, "rows vocab"]:
+    """Apply temperature (0: none, greedy), min-p, top-k and top-p; excluded tokens get minus infinity."""
+    temperature = torch.from_numpy(params["temperature"]).to(logits.device)[:, None]
+    scaled = logits / torch.where(temperature > 0, temperature, 1.0)
+    return scaled.masked_fill_(~kept_tokens(logits, params), float("-inf"))
 
 
 def token_logprobs(

@@ -6,7 +6,9 @@ largest logit (the lowest id among equal logits); other rows divide by their tem
 and draw (`draws`). A row's token depends on its logits, parameters, seed and position, never on other rows.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,14 +19,17 @@ from torch import Tensor
 
 from octavo_engine.devices.transfers import Copy, Fetch, fetch_now, keep
 from octavo_engine.ops.sampling import DRAW, make_draw
-from octavo_engine.sampling.draws import choose_tokens, draw_keys, processed_logits, seed_keys
+from octavo_engine.sampling.draws import choose_tokens, draw_keys, seed_keys
 from octavo_engine.sampling.grammar_masks import GrammarRows
 from octavo_engine.sampling.logit_edits import PenaltyCounts, apply_penalties
-from octavo_engine.sampling.logprobs import logprobs_of_ids, token_logprobs
-from octavo_engine.sampling.seq_state import SeqState, isolated
+from octavo_engine.sampling.logprobs import logprobs_of_ids, processed_logits, token_logprobs
+from octavo_engine.sampling.seq_state import SeqState
 from octavo_engine.settings.records import LogprobsMode
+from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import SeqResult
 from octavo_engine.wire.records import ErrorInfo, TokenLogprobs
+
+_LOGGER = logging.getLogger(__name__)
 
 NO_TOKEN = -1  # marks a row without a finite logit
 _BROKEN = -2  # marks a row whose logits were not finite before masks, which may hide that
@@ -211,3 +216,15 @@ class Sampler:
             with isolated(errors, *wanting[group].tolist()):
                 entries.update(zip(group, logprobs_of_ids(*taken, ids, as_logits=as_logits), strict=True))
         return lambda: [entries.get(i, _NO_LOGPROBS) for i in range(len(params))]
+
+
+@contextmanager
+def isolated(errors: dict[int, ErrorInfo], *keys: int) -> Iterator[None]:
+    """Catch an exception of the block; record it in `errors` under `keys`, so that other sequences continue."""
+    try:
+        yield
+    except EngineDead:
+        raise
+    except Exception as error:
+        _LOGGER.exception("the result of one sequence failed")
+        errors |= dict.fromkeys(keys, ErrorInfo(f"The result failed: {type(error).__name__}: {error}"))

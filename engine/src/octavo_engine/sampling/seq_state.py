@@ -1,8 +1,6 @@
 """`SeqState`: the runner's state of one sequence besides its rows in the batch arrays."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,13 +9,10 @@ import torch
 
 from octavo_engine.devices.transfers import Copy, keep
 from octavo_engine.sampling.logit_edits import TokenCounts, TokenMasks
-from octavo_engine.wire.errors import EngineDead
 from octavo_engine.wire.plan import NewSeq, SeqId
 from octavo_engine.wire.pooling import PoolingParams
-from octavo_engine.wire.records import ErrorInfo, ImageSpan
+from octavo_engine.wire.records import ImageSpan
 from octavo_engine.wire.sampling import SamplingParams
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,15 +80,3 @@ def grid_positions(images: Sequence[ImageSpan]) -> tuple[npt.NDArray[np.int32] |
             parts.append(np.stack((0 * at, at // columns, at % columns)).astype(np.int32) + image.start + offset)
             end, offset = image.end, offset + max(rows, columns) - image.length
     return (np.concatenate(parts, axis=1), offset) if parts else (None, 0)
-
-
-@contextmanager
-def isolated(errors: dict[int, ErrorInfo], *keys: int) -> Iterator[None]:
-    """Catch an exception of the block; record it in `errors` under `keys`, so that other sequences continue."""
-    try:
-        yield
-    except EngineDead:
-        raise
-    except Exception as error:
-        _LOGGER.exception("the result of one sequence failed")
-        errors |= dict.fromkeys(keys, ErrorInfo(f"The result failed: {type(error).__name__}: {error}"))

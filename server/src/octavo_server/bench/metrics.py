@@ -1,10 +1,12 @@
-"""Computes the figures of a run from its records, with vLLM's definitions, so that results are comparable.
+"""Computes the figures of a run from its records, and those of the prefix cache from metrics of the server.
 
+The definitions are vLLM's, so that results are comparable.
 TTFT: from sending to the first chunk with content. ITL: gaps between such chunks. E2EL: from sending to the last chunk.
 TPOT: (E2EL - TTFT) / (tokens - 1). Percentiles interpolate linearly. Failed requests count only in `failed`.
 """
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ LATENCIES = {
     "itl": ("ITL", "Inter-token Latency"),
     "e2el": ("E2EL", "End-to-end Latency"),
 }
+
+_COUNTER = re.compile(r"^(?:\w+:)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +126,26 @@ def _peak_requests(done: Sequence[RequestRecord]) -> int:
         running += change
         peak = max(peak, running)
     return peak
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """Numbers of prompt tokens looked up and found in the prefix cache, since the server started or during a run."""
+
+    queries: float
+    hits: float
+
+    def since(self, before: "PrefixCache") -> "PrefixCache":
+        return PrefixCache(self.queries - before.queries, self.hits - before.hits)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.queries if self.queries else 0.0
+
+
+def parse_prefix_cache(metrics: str) -> PrefixCache | None:
+    """Sum the prefix cache's counters of all engines in Prometheus text; None if the text has no such counters."""
+    counts: dict[str, float] = {}
+    for kind, value in _COUNTER.findall(metrics):
+        counts[kind] = counts.get(kind, 0.0) + float(value)
+    return PrefixCache(counts["queries"], counts["hits"]) if {"queries", "hits"} <= counts.keys() else None

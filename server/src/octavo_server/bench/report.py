@@ -6,7 +6,6 @@ prefix cache has served are read from the server.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import msgspec
 
 from octavo_server.bench.load import RequestRecord
-from octavo_server.bench.metrics import LATENCIES, Figures
+from octavo_server.bench.metrics import LATENCIES, Figures, PrefixCache, parse_prefix_cache
 from octavo_server.client.api import ApiClient, ApiFailure
 
 _WIDTH = 50
@@ -22,31 +21,6 @@ _WIDTH = 50
 BUSY_CLIENT_CPU = 0.8
 #: Share of prompt tokens found in the prefix cache above which results measure the cache rather than the engine.
 FLATTERING_HIT_RATE = 0.05
-
-_COUNTER = re.compile(r"^(?:\w+:)?prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixCache:
-    """Numbers of prompt tokens looked up and found in the prefix cache, since the server started or during a run."""
-
-    queries: float
-    hits: float
-
-    def since(self, before: "PrefixCache") -> "PrefixCache":
-        return PrefixCache(self.queries - before.queries, self.hits - before.hits)
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / self.queries if self.queries else 0.0
-
-
-def parse_prefix_cache(metrics: str) -> PrefixCache | None:
-    """Sum the prefix cache's counters of all engines in Prometheus text; None if the text has no such counters."""
-    counts: dict[str, float] = {}
-    for kind, value in _COUNTER.findall(metrics):
-        counts[kind] = counts.get(kind, 0.0) + float(value)
-    return PrefixCache(counts["queries"], counts["hits"]) if {"queries", "hits"} <= counts.keys() else None
 
 
 async def read_prefix_cache(api: ApiClient) -> PrefixCache | None:

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ from octavo_server.router.fleet.kv_stream_client import FollowSettings
 from octavo_server.router.fleet.listed_services import ListedServices
 from octavo_server.router.fleet.prefix_index import PrefixIndex
 from octavo_server.router.fleet.replica import Replica
-from octavo_server.router.observe.report import Reporter, Waiting
+from octavo_server.router.observe.report import Reporter
 from octavo_server.router.observe.request_observer import RouterTelemetry
 from octavo_server.router.observe.state_stream import StateFeed
 from octavo_server.router.observe.workers import WorkerGroup, Workers
@@ -157,7 +156,7 @@ class Router:
             telemetry=self.telemetry,
             index=self.index,
             replicas=lambda: self.fleet.replicas,
-            waiting=self._waiting,
+            waiting=self.balancer.waiting,
             breaker=self.balancer.breaker_state,
             clock=time.monotonic,
             accepts=lambda: self.lifecycle.state == "accepting",
@@ -218,14 +217,6 @@ class Router:
             self.lifecycle.drain()
         elif drains is False and self.lifecycle.state == "draining":
             self.lifecycle.resume()
-
-    def _waiting(self) -> Waiting:
-        counts = self.queue.num_by_model()
-        held = {model: count for model, count in counts.items() if not self.fleet.routable(model)}
-        queued = Counter[str]()
-        for model, count in counts.items():
-            queued[self.fleet.base_model(model)] += 0 if model in held else count
-        return Waiting(dict(+queued), held)
 
 
 def _without_prefix(scope: Scope, prefix: str) -> Scope:

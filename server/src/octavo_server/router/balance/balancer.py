@@ -6,6 +6,7 @@ request as in flight there, and releases the replica when the `async with` block
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from octavo_server.openai.errors import MalformedRequest, ReplicaLost, ReplicaTi
 from octavo_server.router.balance.breaker import Breakers, BreakerState
 from octavo_server.router.balance.outliers import OutlierDetector
 from octavo_server.router.fleet.model_names import Ambiguous, Known, Pending
+from octavo_server.router.observe.report import Waiting
 from octavo_server.router.upstream.connection import StaleConnection
 
 if TYPE_CHECKING:
@@ -138,6 +140,15 @@ class Balancer:
     def breaker_state(self, name: str) -> BreakerState:
         """State of a replica's circuit breaker for the state stream. It counts as open while the replica is ejected."""
         return "open" if self.outliers.is_ejected(name) else self.breakers.state(name)
+
+    def waiting(self) -> Waiting:
+        """Count the waiting requests by model, those for an adapter with its base model while that has a replica."""
+        counts = self.queue.num_by_model()
+        held = {model: count for model, count in counts.items() if not self._fleet.routable(model)}
+        queued = Counter[str]()
+        for model, count in counts.items():
+            queued[self._fleet.base_model(model)] += 0 if model in held else count
+        return Waiting(dict(+queued), held)
 
     def forget(self, name: str) -> None:
         self.breakers.record_success(name)
