@@ -21,9 +21,9 @@ from octavo_engine.ops.group_tensor import GroupFormat
 from octavo_engine.ops.triton import (
     decode_attention,
     elementwise,
+    expert_linear,
     fp8_linear,
     group_linear,
-    grouped_linear,
     paged_attention,
     sampling,
     write_kv,
@@ -63,7 +63,7 @@ def test_a_model_compiles_for_hopper() -> None:
     assert_fast(report)
 
 
-KERNEL_MODULES = (decode_attention, elementwise, fp8_linear, group_linear, grouped_linear, paged_attention, sampling,
+KERNEL_MODULES = (decode_attention, elementwise, fp8_linear, group_linear, expert_linear, paged_attention, sampling,
     write_kv, write_qkv)  # fmt: skip
 
 

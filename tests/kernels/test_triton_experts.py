@@ -3,7 +3,7 @@
 import pytest
 import torch
 from octavo_engine.ops import triton_devices
-from octavo_engine.ops.triton.grouped_linear import TILES, Tile, choose_tile
+from octavo_engine.ops.triton.expert_linear import TILES, Tile, choose_tile
 from octavo_testing.expert_cases import ExpertCase
 
 TILE_PARAMS = [

@@ -8,7 +8,7 @@ from octavo_engine.layers.moe import Experts
 from octavo_engine.models.registry import build_model
 from octavo_engine.ops import triton_devices
 from octavo_engine.ops.cuda_backend import CudaBackend
-from octavo_engine.ops.triton.grouped_linear import TILES
+from octavo_engine.ops.triton.expert_linear import TILES
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.weights.loader import iter_weights

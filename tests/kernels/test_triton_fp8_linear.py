@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 from octavo_engine.ops.group_tensor import GroupFormat, GroupTensor, expand_groups
+from octavo_engine.ops.triton.expert_linear import Tile
 from octavo_engine.ops.triton.fp8_linear import TILES, FP8Weight, fp8_linear, prepare_fp8, round_rows, scaled_product
-from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_testing.group_cases import rounded_by_torch
 from octavo_testing.kernel_cases import random
 from octavo_testing.triton_device import exact_e4m3

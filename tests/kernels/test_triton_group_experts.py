@@ -9,7 +9,7 @@ from octavo_engine.layers.mlp import gated_specs
 from octavo_engine.layers.moe import Experts
 from octavo_engine.ops import triton_devices
 from octavo_engine.ops.group_tensor import GroupTensor, expand_groups
-from octavo_engine.ops.triton.grouped_linear import TILES, Tile, grouped_linear, sort_rows
+from octavo_engine.ops.triton.expert_linear import TILES, Tile, expert_linear, sort_rows
 from octavo_testing.group_cases import KINDS, random_group_tensor, stack_experts
 from octavo_testing.kernel_cases import random
 
@@ -25,9 +25,9 @@ def make_stack(kind: str, group: int, *, order: bool = False) -> GroupTensor:
 def multiply(x: torch.Tensor, weight: GroupTensor, numbers: torch.Tensor, tile: Tile) -> torch.Tensor:
     rows = sort_rows(numbers, torch.arange(EXPERTS + 1), tile)
     out = torch.empty(numbers.numel(), OUT, dtype=x.dtype)
-    out[rows.slots] = grouped_linear(x, weight, rows, is_sorted=False)
+    out[rows.slots] = expert_linear(x, weight, rows, is_sorted=False)
     sorted_x = x.repeat_interleave(numbers.shape[1], 0)[rows.slots]
-    again = grouped_linear(sorted_x, weight, rows, is_sorted=True)
+    again = expert_linear(sorted_x, weight, rows, is_sorted=True)
     assert torch.equal(again.nan_to_num(9), out.nan_to_num(9))
     return out
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from octavo_engine.ops.group_tensor import expand_groups
 from octavo_engine.ops.triton import group_linear as kernels
+from octavo_engine.ops.triton.expert_linear import Tile
 from octavo_engine.ops.triton.group_linear import MAX_ROWS, TILES, expand, group_linear, num_parts
-from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_testing.group_cases import KINDS, GroupCase, random_group_tensor
 from octavo_testing.kernel_cases import random
 

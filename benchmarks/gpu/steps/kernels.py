@@ -256,7 +256,7 @@ def rounded_product(step: Step, name: str, kind: str, dtype: str) -> None:
 
 def experts(step: Step, name: str, dtype: str) -> None:
     """Check the products of experts, by each tile, with a gate between and the sum of each row."""
-    from octavo_engine.ops.triton.grouped_linear import TILES
+    from octavo_engine.ops.triton.expert_linear import TILES
     from octavo_testing.expert_cases import ExpertCase
 
     many = {"size": 1024, "inner": 768, "experts": 64} if step.is_gpu else {}

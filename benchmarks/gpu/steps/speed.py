@@ -201,7 +201,7 @@ def rounded_linears(step: Step) -> None:
 
 def experts(step: Step) -> None:
     """Measure the products of the experts of Qwen3-30B-A3B beside the time to read those that have rows."""
-    from octavo_engine.ops.triton.grouped_linear import choose_tile
+    from octavo_engine.ops.triton.expert_linear import choose_tile
     from octavo_testing.expert_cases import ExpertCase
 
     shape = {"size": 2048, "inner": 768, "experts": 128} if step.is_gpu else {}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
-from octavo_engine.ops.triton.grouped_linear import Tile, add_experts, grouped_linear, sort_rows
+from octavo_engine.ops.triton.expert_linear import Tile, add_experts, expert_linear, sort_rows
 from torch import Tensor
 
 from octavo_testing.kernel_cases import random
@@ -43,8 +43,8 @@ class ExpertCase:
         numbers, weights = self.numbers[rows], self.weights[rows]
         ids = torch.arange(len(self.down) + 1, device=self.x.device)
         order = sort_rows(numbers, ids, tile)
-        inner = act_mul(grouped_linear(self.x[rows], self.gate_up, order, is_sorted=False), ACTIVATIONS["silu"])
-        return add_experts(grouped_linear(inner, self.down, order, is_sorted=True), numbers, weights, self.start[rows])
+        inner = act_mul(expert_linear(self.x[rows], self.gate_up, order, is_sorted=False), ACTIVATIONS["silu"])
+        return add_experts(expert_linear(inner, self.down, order, is_sorted=True), numbers, weights, self.start[rows])
 
     def reference(self) -> Tensor:
         out = self.start.double()

@@ -166,7 +166,7 @@ def assert_fast(report: Report, *, tensor_cores: bool = True) -> None:
         if kernel.name == "paged_attention_kernel" and report.sm == 90 and tensor_cores:
             assert kernel.group_products, kernel
             assert kernel.num_warps == 8, kernel
-    grouped = [kernel for kernel in report.kernels if kernel.name == "grouped_linear_kernel"]
+    grouped = [kernel for kernel in report.kernels if kernel.name == "expert_linear_kernel"]
     assert len(grouped) in (0, 6), "two products of each tile, all compiled before the first step"
     for kernel, rows in zip(grouped, (16, 16, 64, 64, 128, 128), strict=False):
         assert (kernel.copies_16 >= 8, kernel.narrow_copies) == (True, 0), kernel

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from octavo_engine.ops.group_tensor import Codes, GroupFormat, GroupTensor, Offsets, expand_groups, pack_nibbles
+from octavo_engine.ops.triton.expert_linear import Tile
 from octavo_engine.ops.triton.group_linear import choose_tile, multiply
-from octavo_engine.ops.triton.grouped_linear import Tile
 from torch import Tensor
 
 from octavo_testing.kernel_cases import random

@@ -28,7 +28,7 @@ from octavo_engine.ops.native_quantised import QuantisedFormat
 from octavo_engine.ops.triton_devices import runs_triton
 
 if TYPE_CHECKING:
-    from octavo_engine.ops.triton.grouped_linear import Tile
+    from octavo_engine.ops.triton.expert_linear import Tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +131,10 @@ class Experts(Layer):
         """Return the weighted sum of the outputs of each row's experts. `start`: fp32 rows to which the sum is added,
         perhaps in place."""
         if self.stacks:
-            from octavo_engine.ops.triton import grouped_linear  # Triton is missing on most machines without a GPU
+            from octavo_engine.ops.triton import expert_linear  # Triton is missing on most machines without a GPU
 
-            outputs = self._outputs(x, numbers, grouped_linear.choose_tile(numbers.numel(), len(self.each)))
-            return grouped_linear.add_experts(outputs, numbers, weights, start)
+            outputs = self._outputs(x, numbers, expert_linear.choose_tile(numbers.numel(), len(self.each)))
+            return expert_linear.add_experts(outputs, numbers, weights, start)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device) if start is None else start
         chosen = numbers.flatten()
         order = chosen.argsort(stable=True)
@@ -148,12 +148,12 @@ class Experts(Layer):
 
     def _outputs(self, x: Tensor, numbers: Tensor, tile: "Tile") -> Tensor:
         """Return the outputs of each row's k experts, [rows * k, hidden], by grouped products."""
-        from octavo_engine.ops.triton.grouped_linear import grouped_linear, sort_rows
+        from octavo_engine.ops.triton.expert_linear import expert_linear, sort_rows
 
         gate_up, down = self.stacks
         rows = sort_rows(numbers, self._ids, tile)
-        inner = act_mul(grouped_linear(x, gate_up, rows, is_sorted=False), self.activation)
-        return grouped_linear(inner, down, rows, is_sorted=True)
+        inner = act_mul(expert_linear(x, gate_up, rows, is_sorted=False), self.activation)
+        return expert_linear(inner, down, rows, is_sorted=True)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """List the slots of the form that transformers 5 has in memory, with all experts in one tensor."""
@@ -166,7 +166,7 @@ class Experts(Layer):
     def finish_loading(self) -> None:
         """Compile the kernels of all tile sizes: a step's number of rows selects one."""
         if self.stacks:
-            from octavo_engine.ops.triton.grouped_linear import TILES
+            from octavo_engine.ops.triton.expert_linear import TILES
 
             for i, linears in enumerate(zip(*((mlp.gate_up, mlp.down) for mlp in self.each), strict=True)):
                 self.stacks[i] = _with_orders(self.stacks[i], linears)

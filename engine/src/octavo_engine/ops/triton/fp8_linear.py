@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from octavo_engine.ops.group_tensor import ROUNDED_GROUP, GroupTensor
-from octavo_engine.ops.triton.grouped_linear import Tile
+from octavo_engine.ops.triton.expert_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv, next_power_of_2
 
 #: After this many inputs, the kernel scales the product of the tensor cores and adds it to an fp32 sum.

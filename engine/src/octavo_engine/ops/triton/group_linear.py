@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from octavo_engine.ops.group_tensor import GroupTensor
+from octavo_engine.ops.triton.expert_linear import Tile
 from octavo_engine.ops.triton.group_values import (
     NUM_STAGES,
     depth_of,
@@ -25,7 +26,6 @@ from octavo_engine.ops.triton.group_values import (
     pointers_of,
     spread_groups,
 )
-from octavo_engine.ops.triton.grouped_linear import Tile
 from octavo_engine.ops.triton.sizes import cdiv
 
 #: For more rows than this, expanding the weight is faster than the kernel.

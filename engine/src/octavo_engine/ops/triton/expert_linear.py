@@ -59,7 +59,7 @@ def sort_rows(numbers: Int[Tensor, "rows k"], experts: Int[Tensor, " experts_plu
     return SortedRows(slots, torch.searchsorted(chosen, experts, out_int32=True), numbers.shape[1], tile)
 
 
-def grouped_linear(
+def expert_linear(
     x: Float[Tensor, "rows n"],
     weight: Float[Tensor, "experts out n"] | GroupTensor,
     rows: SortedRows,
@@ -95,7 +95,7 @@ def grouped_linear(
         )
         return out
     assert weight.is_contiguous()
-    grouped_linear_kernel[grid](
+    expert_linear_kernel[grid](
         *(out, x, weight, rows.slots, rows.starts),
         **shape,
         DEPTH=_DEPTH_BYTES // x.dtype.itemsize,
@@ -138,7 +138,7 @@ def find_rows(starts_ptr, tile, EXPERTS: tl.constexpr, IDS: tl.constexpr, ROWS: 
 
 @triton.jit
 @no_type_check
-def grouped_linear_kernel(
+def expert_linear_kernel(
     out_ptr,  # [choices, OUT], contiguous
     x_ptr,  # [choices, IN], or [choices / TOP_K, IN] if not IS_SORTED; contiguous
     weight_ptr,  # [EXPERTS, OUT, IN], contiguous
@@ -179,7 +179,7 @@ def grouped_linear_kernel(
 @triton.jit
 @no_type_check
 def grouped_values_kernel(
-    out_ptr,  # as in `grouped_linear_kernel`
+    out_ptr,  # as in `expert_linear_kernel`
     x_ptr,
     codes_ptr,  # [EXPERTS, OUT, bytes] uint8, contiguous
     scales_ptr,  # [EXPERTS, groups, OUT], contiguous
