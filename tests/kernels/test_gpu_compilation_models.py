@@ -89,6 +89,18 @@ def test_attention_of_a_head_shape_compiles(
     assert programs >= SHAPES[shape][sm] or dtype == "float32"
 
 
+@pytest.mark.parametrize("heads", [(128, 576), (20, 576), (40, 288)], ids=str)
+@pytest.mark.parametrize("cache", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("sm", PROCESSORS)
+def test_attention_over_latents_compiles(compiler: GpuCompiler, heads: tuple[int, int], sm: int, cache: str) -> None:
+    """All query heads of DeepSeek, GLM-4-MoE-Lite and MiniCPM3 share one KV head; programs divide them."""
+    report = compiler.compile_attention(heads[0], 1, heads[1], sm=sm, dtype="bfloat16", cache=cache)
+    for kernel in report.kernels:
+        assert kernel.spill_bytes == 0, kernel
+        assert kernel.shared_bytes <= MAX_SHARED_BYTES[80], kernel
+        assert bool(kernel.products) == (kernel.name in ("paged_attention_kernel", "decode_parts_kernel")), kernel
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_prompts_have_tiles_of_128_rows_on_hopper(shape: tuple[int, int, int]) -> None:
     heads, kv_heads, head_dim = shape

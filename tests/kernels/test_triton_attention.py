@@ -10,6 +10,7 @@ import torch
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
 from octavo_engine.ops.cuda_backend import CudaBackend
 from octavo_engine.ops.reference import ReferenceBackend
+from octavo_engine.ops.triton import key_tiles
 from octavo_engine.ops.triton.paged_attention import tile_shape
 from octavo_engine.ops.triton.write_kv import write_kv
 from octavo_testing.attention_cases import (
@@ -52,6 +53,14 @@ def compare(
 @pytest.mark.parametrize("case", CASES)
 def test_attention_equals_the_reference(case: str) -> None:
     compare(CASES[case], MIXES["mixed"], torch.float32)
+
+
+def test_programs_that_share_a_kv_head_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide heads are divided among programs; here heads of 16 are."""
+    monkeypatch.setattr(key_tiles, "MOST_VALUES", 48)
+    spec = make_spec(heads=12, kv_heads=2, dim=16)
+    assert tile_shape(spec, torch.float32).group == 3
+    compare(spec, [SeqShape(0, 20), SeqShape(140, 1), SeqShape(5, 1), SeqShape(0, 2)], torch.float32)
 
 
 @pytest.mark.parametrize("mix", MIXES)

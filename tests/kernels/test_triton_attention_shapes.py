@@ -44,6 +44,18 @@ def test_every_head_shape_equals_the_reference(group: int, dim: int) -> None:
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "dim"), [(128, 576), (20, 576), (40, 288)])  # DeepSeek, GLM-4-MoE-Lite, MiniCPM3
+def test_latents_equal_the_reference(heads: int, dim: int) -> None:
+    spec = make_spec(heads=heads, kv_heads=1, dim=dim)
+    shapes = [SeqShape(0, 7), SeqShape(150, 1), SeqShape(3, 1), SeqShape(0, 1)]
+    want = run_history_and_step(ReferenceBackend([spec.kv], 16, torch.float32), spec, shapes, 16, torch.float32)
+    got = run_history_and_step(
+        CudaBackend([spec.kv], 16, torch.float32, "cpu", num_programs=5), spec, shapes, 16, torch.float32
+    )
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    compare_fp8(spec, shapes, 2e-3, torch.float16)
+
+
 @pytest.mark.parametrize("window", [None, 1, 127, 128, 129, 2047, 2048, 2049, 2500])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_windows_over_many_parts_equal_the_reference(window: int | None, softcap: float | None) -> None:

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from octavo_engine.ops.attention import AttentionBatch, AttentionSpec
-from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, tile_keys
+from octavo_engine.ops.triton.key_tiles import MIN_DOT, attend_keys, find_sequence, heads_of_program, tile_keys
 from octavo_engine.ops.triton.sizes import next_power_of_2
 
 SHORT_PART = tl.constexpr(128)  # keys
@@ -102,12 +102,14 @@ def decode_attention(
     dim_row = max(MIN_DOT, next_power_of_2(dim))
     sums = torch.empty((parts.most, heads, dim), dtype=torch.float32, device=q.device)
     maxima, totals = (torch.empty((parts.most, heads), dtype=torch.float32, device=q.device) for _ in range(2))
+    group = heads_of_program(heads // kv_heads, dim)
     kernel = decode_parts_kernel[(num_programs,)](
         *(out, sums, maxima, totals, q, cache, batch.block_tables, batch.seq_lens, batch.query_start, parts.starts),
         *(num_seqs, table_width, q.stride(0), spec.scale * scales[0], scales[1]),
         KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        GROUP_ROWS=max(MIN_DOT, next_power_of_2(heads // kv_heads)),
+        GROUPS=heads // group,
+        GROUP=group,
+        GROUP_ROWS=max(MIN_DOT, next_power_of_2(group)),
         DIM=dim,
         DIM_ROW=dim_row,
         BLOCK=block_size,
@@ -172,11 +174,11 @@ def visible_parts(length, WINDOW: tl.constexpr):
 )
 @no_type_check
 def decode_parts_kernel(
-    out_ptr,  # [tokens, KV_HEADS * GROUP, DIM], contiguous: written for sequences with one part
-    sums_ptr,  # [parts, KV_HEADS * GROUP, DIM] fp32: weighted values
-    maxima_ptr,  # [parts, KV_HEADS * GROUP] fp32: the largest score, to the base 2
-    totals_ptr,  # [parts, KV_HEADS * GROUP] fp32: the sum of weights
-    q_ptr,  # [tokens, KV_HEADS * GROUP, DIM]; rows of stride q_stride
+    out_ptr,  # [tokens, GROUPS * GROUP, DIM], contiguous: written for sequences with one part
+    sums_ptr,  # [parts, GROUPS * GROUP, DIM] fp32: weighted values
+    maxima_ptr,  # [parts, GROUPS * GROUP] fp32: the largest score, to the base 2
+    totals_ptr,  # [parts, GROUPS * GROUP] fp32: the sum of weights
+    q_ptr,  # [tokens, GROUPS * GROUP, DIM]; rows of stride q_stride
     cache_ptr,  # [blocks, 2, KV_HEADS, BLOCK, DIM], contiguous
     tables_ptr,  # [num_seqs, table_width] int32
     seq_lens_ptr,  # [num_seqs] int32
@@ -188,6 +190,7 @@ def decode_parts_kernel(
     scale,
     v_scale,
     KV_HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,  # of query heads; one or several share a KV head
     GROUP: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     DIM: tl.constexpr,
@@ -200,9 +203,9 @@ def decode_parts_kernel(
 ):
     rows, dims = tl.arange(0, GROUP_ROWS), tl.arange(0, DIM_ROW)
     row_mask = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
-    num_items = tl.load(starts_ptr + num_seqs) * KV_HEADS
+    num_items = tl.load(starts_ptr + num_seqs) * GROUPS
     for item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        part, kv_head = item // KV_HEADS, item % KV_HEADS
+        part, group = item // GROUPS, item % GROUPS
         seq = find_sequence(starts_ptr, num_seqs, part, 0)
         length = tl.load(seq_lens_ptr + seq)
         size, first_key, first_part, end_part = visible_parts(length, WINDOW)
@@ -210,21 +213,21 @@ def decode_parts_kernel(
         end = first + tl.minimum(size, length - first)  # this form of the minimum needs fewer registers
         if WINDOW > 0:
             first = tl.maximum(first, first_key // KEYS * KEYS)
-        head = kv_head * GROUP + rows
+        head = group * GROUP + rows
         token = tl.load(query_starts_ptr + seq).to(tl.int64)
         place = (head * DIM)[:, None] + dims[None, :]
         q = tl.load(q_ptr + token * q_stride + place, mask=row_mask, other=0.0)
         position = tl.zeros([GROUP_ROWS], tl.int32) + (length - 1)
         table_ptr = tables_ptr + tl.cast(seq, tl.int64) * table_width
         best, total, acc = attend_keys(
-            *(q, position, cache_ptr, table_ptr, kv_head, first, end, scale, v_scale),
+            *(q, position, cache_ptr, table_ptr, group * KV_HEADS // GROUPS, first, end, scale, v_scale),
             *(GROUP_ROWS, KV_HEADS, DIM, DIM_ROW, BLOCK, KEYS, WINDOW, SOFTCAP, HAS_E4M3),
         )
         if end_part - first_part == 1:
             out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + token * (KV_HEADS * GROUP * DIM) + place, out, mask=row_mask)
+            tl.store(out_ptr + token * (GROUPS * GROUP * DIM) + place, out, mask=row_mask)
         else:
-            at_part = tl.cast(part, tl.int64) * (KV_HEADS * GROUP)
+            at_part = tl.cast(part, tl.int64) * (GROUPS * GROUP)
             tl.store(sums_ptr + at_part * DIM + place, acc, mask=row_mask)
             tl.store(maxima_ptr + at_part + head, best, mask=rows < GROUP)
             tl.store(totals_ptr + at_part + head, total, mask=rows < GROUP)

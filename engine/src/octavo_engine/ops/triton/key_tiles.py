@@ -18,6 +18,16 @@ MIN_DOT = 16  # the least size of each dimension of a product
 _KEY_TILE_BYTES = 16 << 10
 
 
+#: Values of all query heads of a program for one query; their sums are fp32 and must fit into its registers.
+MOST_VALUES = 16 << 10
+
+
+def heads_of_program(group: int, head_dim: int) -> int:
+    """Return how many of the `group` query heads that share a KV head a program computes, a divisor of `group`."""
+    most = max(1, MOST_VALUES // next_power_of_2(head_dim))
+    return next(heads for heads in range(min(group, most), 0, -1) if group % heads == 0)
+
+
 def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     """Return how many keys a tile of K has."""
     row_bytes = next_power_of_2(head_dim) * dtype.itemsize
