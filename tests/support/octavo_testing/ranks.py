@@ -21,7 +21,8 @@ from octavo_engine.wire.errors import EngineDead
 from octavo_testing.tiny_models import LENGTH
 
 Result = TypeVar("Result")
-TIMEOUT = timedelta(seconds=30)
+#: Also the time in which all ranks must have built their models, one after another, on however slow a machine.
+TIMEOUT = timedelta(minutes=5)
 #: While transformers builds a model, it changes torch's default dtype, which all threads share.
 _BUILDING = threading.Lock()
 
