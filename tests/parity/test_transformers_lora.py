@@ -23,7 +23,7 @@ TARGETS = {
     "olmo3": (*ATTENTION, *GATED),
     "glm4_moe": ATTENTION,
     "minimax_m2": ATTENTION,
-    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
 }
 PROMPTS = [list(range(5, 33)), list(range(60, 80))]
 

@@ -172,6 +172,24 @@ _SHARED_EXPERTS: dict[str, Any] = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+#: Sizes of latents.
+_LATENTS: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "head_dim": 8,
+}
+_DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 
 #: Models that only transformers' implementation runs; those from granitemoe on have experts.
 FAMILIES: dict[str, Tiny] = {
@@ -228,24 +246,24 @@ FAMILIES: dict[str, Tiny] = {
         },
     ),
     "glm4_moe": Tiny(model_type="glm4_moe", config=_SHARED_EXPERTS),
-    "deepseek_v3": Tiny(
-        model_type="deepseek_v3",
+    "deepseek_v2": Tiny(
+        model_type="deepseek_v2",
         config={
-            "num_key_value_heads": 4,
-            "q_lora_rank": 24,
-            "kv_lora_rank": 24,
-            "n_routed_experts": 8,
-            "moe_intermediate_size": 32,
-            "num_experts_per_tok": 2,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 12,
-            "head_dim": 8,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
+            **(_LATENTS | _DEEPSEEK),
+            "q_lora_rank": None,
+            "rope_parameters": {
+                "rope_theta": 10000.0,
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "original_max_position_embeddings": 24,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
         },
     ),
+    "deepseek_v3": Tiny(model_type="deepseek_v3", config=_LATENTS | _DEEPSEEK),
+    "glm4_moe_lite": Tiny(model_type="glm4_moe_lite", config=_LATENTS | _DEEPSEEK),
+    "minicpm3": Tiny(model_type="minicpm3", config=_LATENTS | {"scale_emb": 2, "dim_model_base": 32}),
 }
 
 

@@ -35,6 +35,18 @@ class Attention(Protocol):
         ...
 
 
+class Latents(Protocol):
+    """The attribute `latent_heads` of a module whose K and V are latents, of one head."""
+
+    def queries(self, q: Tensor) -> Tensor:
+        """Return queries [1, heads, tokens, size of a latent's K] for latents."""
+        ...
+
+    def values(self, out: Tensor) -> Tensor:
+        """Return the outputs [tokens, heads, size of a value] from those over latents [tokens, heads, size of K]."""
+        ...
+
+
 @dataclass(slots=True)
 class SpecRecorder:
     """Records the specs and modules of the layers in order; its attention returns the queries."""
@@ -86,11 +98,14 @@ def _attend(
         raise UnsupportedAttention("does not pass keywords on to its attention")
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise UnsupportedAttention("has attention that is not causal")
+    latents: Latents | None = getattr(module, "latent_heads", None)
+    query = query if latents is None else latents.queries(query)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     size = v.shape[-1]
     if size != k.shape[-1]:  # DeepSeek: the cache has one size for both
         v = F.pad(v, (0, k.shape[-1] - size))
-    return octavo.attend(module, _spec_of_call(module, q, k, keywords), q, k, v)[None, ..., :size], None
+    out = octavo.attend(module, _spec_of_call(module, q, k, keywords), q, k, v)
+    return (out[..., :size] if latents is None else latents.values(out))[None], None
 
 
 def _spec_of_call(module: nn.Module, q: Tensor, k: Tensor, keywords: dict[str, Any]) -> AttentionSpec:

@@ -26,6 +26,7 @@ from octavo_engine.devices.memory import size
 from octavo_engine.layers.layer import BuildContext, WeightSlot
 from octavo_engine.models.model import Inputs, Model
 from octavo_engine.models.transformers_attention import NAME, PagedAttention, UnsupportedAttention, record_attention
+from octavo_engine.models.transformers_latents import expands_latents, find_latents
 from octavo_engine.models.transformers_layers import (
     FixedRope,
     RowExperts,
@@ -35,7 +36,7 @@ from octavo_engine.models.transformers_layers import (
     restore,
     tie_head,
 )
-from octavo_engine.models.transformers_ranks import divide
+from octavo_engine.models.transformers_ranks import divide, record_calls
 from octavo_engine.models.transformers_support import (
     bounded_modules,
     check_specs,
@@ -87,6 +88,8 @@ class TransformersDecoder(Model):
         if part.heads and part.heads != [(spec.num_heads, spec.kv.num_kv_heads) for spec in self.specs]:
             raise refusal(config.architecture, "the heads of a rank are others than planned")
         check_specs(config.architecture, family_config, self.specs, build.max_model_len)
+        if part.latents:  # `config.json` states the size of a head's RoPE
+            self.config = replace(self.config, num_kv_heads=1, head_dim=max(spec.kv.head_dim for spec in self.specs))
         own = own_tensors(model)
         if build.device != _META:
             with _refusing(config.architecture, "it cannot be allocated"):
@@ -138,9 +141,10 @@ class TransformersDecoder(Model):
         )
         _LOGGER.info(
             "%s is run by transformers %s, slower than a class of Octavo: %d linear layers and %d blocks of experts "
-            "are Octavo's (%s%s), %d linear layers and all else are transformers' own (%s)",
+            "are Octavo's (%s%s), %d linear layers and all else are transformers' own (%s)%s",
             *(self.config.architecture, transformers.__version__, len(linears), experts),
             *(size(super().weights_bytes()), undivided if ranks > 1 else "", others, size(self._own_bytes())),
+            self._kv_note,
         )
         super().load_weights(self.names.convert(weights, self._has_slot))
 
@@ -185,10 +189,14 @@ class TransformersDecoder(Model):
 
     def _divide(self, model: PreTrainedModel, build: BuildContext) -> ModelPart:
         """Return this rank's part of the model. Raises StartupError."""
-        if build.group.size == 1:
-            return ModelPart()
-        with _refusing(self.config.architecture, _FAILS_ON_META), _experts_on_meta(model):
-            return divide(model, self.config.name, build)
+        part, self._kv_note = ModelPart(), ""
+        if build.group.size > 1 or any(map(expands_latents, model.modules())):
+            with _refusing(self.config.architecture, _FAILS_ON_META), _experts_on_meta(model):
+                recorder, calls = record_calls(model)
+                self._kv_note = find_latents(model, calls, build, part)
+                if build.group.size > 1:
+                    divide(model, self.config.name, build, recorder, calls, part)
+        return part
 
     def _trace(self, model: PreTrainedModel) -> list[AttentionSpec]:
         """Run the model once without memory; return the attention of its layers. Raises StartupError.

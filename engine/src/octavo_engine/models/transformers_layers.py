@@ -26,7 +26,8 @@ from octavo_engine.layers.mlp import gated_specs
 from octavo_engine.layers.moe import Experts
 from octavo_engine.layers.norm import RankNorm
 from octavo_engine.layers.shard import split_outputs, vocabulary_shares
-from octavo_engine.models.transformers_trial import Cut, ModelPart
+from octavo_engine.models.transformers_latents import LatentHeads
+from octavo_engine.models.transformers_trial import Cut, HeadSizes, ModelPart
 from octavo_engine.models.transformers_weights import CheckpointNames
 from octavo_engine.ops.activation import ACTIVATIONS, act_mul
 
@@ -161,6 +162,9 @@ def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildC
         if type(module) is nn.Linear and module.weight.dtype == build.dtype:
             of_layer = replace(build, quantise_to=None) if _routes(name, module, num_experts) else build
             cut = _cut_head(module, build) if module is head else part.linears.get(name, Cut.whole(module))
+            if name in part.latents:
+                _replace_expansion(model, name, cut, part.latents[name], build)
+                continue
             tie = tied if module.weight is table else None
             if tie is not None and tie is table:  # transformers' own embedding, which is whole on each rank
                 tie = _rank_rows(table, cut)
@@ -173,6 +177,15 @@ def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildC
         module = model.get_submodule(owner)
         held = getattr(module, key)[rows.own.start : rows.own.stop]
         module._parameters[key] = nn.Parameter(held, requires_grad=False)
+
+
+def _replace_expansion(model: nn.Module, name: str, cut: Cut, sizes: HeadSizes, build: BuildContext) -> None:
+    """Remove a linear layer that expands latents, and let attention compute over these."""
+    attention, _, key = name.rpartition(".")
+    owner = model.get_submodule(attention)
+    linear: Any = owner._modules.pop(key)
+    spec = LinearSpec(in_features=linear.in_features, outs=cut.outs, names=(name,), shard=cut.shard)
+    LatentHeads(spec, build, sizes).replace_in(owner)
 
 
 def restore(model: PreTrainedModel, layer: RowLinear) -> None:

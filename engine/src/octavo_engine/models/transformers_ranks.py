@@ -16,7 +16,8 @@ from octavo_engine.layers.attention_heads import RankHeads, check_heads, rank_he
 from octavo_engine.layers.layer import BuildContext
 from octavo_engine.layers.mlp import inner_share
 from octavo_engine.layers.shard import split_inputs, split_outputs
-from octavo_engine.models.transformers_attention import record_attention
+from octavo_engine.models.transformers_attention import SpecRecorder, record_attention
+from octavo_engine.models.transformers_latents import EXPANDING
 from octavo_engine.models.transformers_trial import Call, Cut, ModelPart, Trial, Unit, UnprovenError
 from octavo_engine.ops.attention import AttentionSpec
 from octavo_engine.wire.errors import StartupError
@@ -35,11 +36,8 @@ _QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads")
 
 
-def divide(model: PreTrainedModel, name: str, build: BuildContext) -> ModelPart:
-    """Return this rank's part of a model on the meta device, whose attention then has the rank's numbers of heads.
-
-    `name`: of the model, for errors. Raises StartupError if the heads or the code of attention cannot be divided.
-    """
+def record_calls(model: PreTrainedModel) -> tuple[SpecRecorder, dict[nn.Module, Call]]:
+    """Record the attention, and the calls of blocks, of a model on the meta device."""
     calls: dict[nn.Module, Call] = {}
     blocks = [module for module in model.modules() if _narrow(module) is not None]
     hooks = [
@@ -49,9 +47,24 @@ def divide(model: PreTrainedModel, name: str, build: BuildContext) -> ModelPart:
     recorder = record_attention(model.base_model, torch.device("meta"))
     for hook in hooks:
         hook.remove()
+    return recorder, calls
+
+
+def divide(
+    model: PreTrainedModel,
+    name: str,
+    build: BuildContext,
+    recorder: SpecRecorder,
+    calls: Mapping[nn.Module, Call],
+    part: ModelPart,
+) -> None:
+    """Add this rank's part of a model to `part`. The attention of the model then has the rank's numbers of heads.
+
+    `name`: of the model, for errors. Raises StartupError if the heads or the code of attention cannot be divided.
+    """
     for spec in recorder.specs:
         check_heads(name, spec.num_heads, spec.kv.num_kv_heads, build.group.size)
-    specs, part = dict(zip(recorder.modules, recorder.specs, strict=True)), ModelPart()
+    specs = dict(zip(recorder.modules, recorder.specs, strict=True))
     for module_name, module in model.named_modules():
         try:
             if module in specs:
@@ -64,7 +77,6 @@ def divide(model: PreTrainedModel, name: str, build: BuildContext) -> ModelPart:
                     f"--tensor-parallel-size {build.group.size} is not supported for {name}, which transformers runs: "
                     f"its attention '{module_name}' cannot be divided by heads: {error}: use 1."
                 ) from error
-    return part
 
 
 def _divide_attention(
@@ -86,7 +98,8 @@ def _divide_attention(
     _set_heads(module, spec, heads)
     cuts = {key: _cut(key, linear, queries, keys, build) for key, linear in _linears(module).items() if _ROLE.get(key)}
     trial.prove(name, cuts, (queries, keys), part)
-    part.heads.append((len(heads.queries), len(heads.keys)))
+    has_latents = f"{name}.{EXPANDING}" in part.latents
+    part.heads.append((len(heads.queries), 1 if has_latents else len(heads.keys)))
 
 
 def _cut(key: str, linear: nn.Linear, queries: Unit, keys: Unit, build: BuildContext) -> Cut:

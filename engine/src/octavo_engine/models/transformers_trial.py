@@ -24,6 +24,8 @@ from octavo_engine.ops.attention import AttentionSpec
 from octavo_engine.wire.errors import first_line
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+#: Sizes of a head's key, without RoPE, and value, which a linear layer makes from a latent.
+HeadSizes = tuple[int, int]
 
 
 class UnprovenError(Exception):
@@ -71,13 +73,15 @@ class Unit:
 class ModelPart:
     """A rank's part of a model, by the names of linear layers, norms and parameters; all else is whole.
 
-    `heads`: the numbers of query and KV heads of each layer's attention.
+    `heads`: the numbers of query and KV heads of each layer's attention. `latents`: linear layers that attention over
+    latents makes needless.
     """
 
     linears: dict[str, Cut] = field(default_factory=dict)
     norms: dict[str, NormCut] = field(default_factory=dict)
     rows: dict[str, Unit] = field(default_factory=dict)
     heads: list[tuple[int, int]] = field(default_factory=list)
+    latents: dict[str, HeadSizes] = field(default_factory=dict)
 
 
 class _SmallAttention:
@@ -90,16 +94,20 @@ class _SmallAttention:
 
 
 class Trial:
-    """A call of a whole block, with whose layers `prove` compares those of a rank."""
+    """A call of a whole block, with whose layers `prove` compares those of a rank.
 
-    def __init__(self, block: nn.Module, call: Call) -> None:
+    `absorbed`: a linear layer that another form of the block lacks; its bias is zero.
+    """
+
+    def __init__(self, block: nn.Module, call: Call, *, absorbed: str = "") -> None:
         """Run the block. `call`: arguments on the meta device."""
-        self._block, self._draw = block, torch.Generator().manual_seed(0)
+        self._block, self._draw, self._absorbed = block, torch.Generator().manual_seed(0), absorbed
         self._args, self._keywords = tree_map(self._random, call)
         tensors = dict(chain(block.named_parameters(), block.named_buffers()))
         linears = {key for key, module in block.named_modules() if type(module) is nn.Linear}
         self._own = {key: self._random(x) for key, x in tensors.items() if key.rpartition(".")[0] not in linears}
         self._calls: list[tuple[str, Tensor, Tensor]] = []
+        self._weights: dict[str, tuple[Tensor, Tensor]] = {}  # row and column
         self._output = self._run(self._own, self._record)
 
     def prove(self, name: str, cuts: Mapping[str, Cut], units: tuple[Unit, ...], part: ModelPart) -> None:
@@ -113,18 +121,32 @@ class Trial:
         }
         own = self._own | {key: _take(self._own[key], 0, unit.own) for key, unit in rows.items()}
         norms: dict[str, NormCut] = {}
-        output = self._run(own, partial(self._compare, iter(self._calls), cuts, units, norms))
-        for found, whole in zip(output, self._output, strict=True):
-            _check(found, whole, "its output")
+        self._check_output(self._run(own, partial(self._compare, iter(self._calls), cuts, units, norms)))
         part.linears.update({f"{name}.{key}": cut for key, cut in cuts.items()})
         part.norms.update({f"{name}.{key}": norm for key, norm in norms.items()})
         part.rows.update({f"{name}.{key}": unit for key, unit in rows.items()})
 
+    def absorbed_weight(self) -> Tensor:
+        """Return the weight [out, in] of the absorbed layer. Raises UnprovenError if the block did not call it."""
+        if self._absorbed not in self._weights:
+            raise UnprovenError(f"it does not call '{self._absorbed}'")
+        row, column = self._weights[self._absorbed]
+        return column[:, None] * row
+
+    def prove_absorbed(self) -> None:
+        """Run the block, which now lacks the absorbed layer. Raises UnprovenError if it computes something else."""
+        calls = (call for call in self._calls if call[0] != self._absorbed)
+        self._check_output(self._run(self._own, partial(self._compare, calls, {}, (), {})))
+
+    def _check_output(self, output: list[Tensor]) -> None:
+        for found, whole in zip(output, self._output, strict=True):
+            _check(found, whole, "its output")
+
     def _random(self, x: Any) -> Any:
         if not isinstance(x, Tensor):
             return _SmallAttention() if isinstance(x, SpecRecorder) else x
-        if x.is_floating_point():
-            return torch.randn(x.shape, generator=self._draw)
+        if x.is_floating_point() or x.is_complex():
+            return torch.randn(x.shape, dtype=_wide(x.dtype), generator=self._draw)
         return torch.arange(x.numel()).view(x.shape).to(x.dtype)
 
     def _run(self, own: Mapping[str, Tensor], call: Callable[..., Tensor]) -> list[Tensor]:
@@ -149,8 +171,9 @@ class Trial:
             row, column, bias = (
                 torch.randn(size, generator=self._draw) for size in (x.shape[-1], *[len(module.weight)] * 2)
             )
-            column *= torch.linspace(0.5, 2, len(column))  # so that the outputs of ranks differ in size
-            out = (x * row).sum(-1, keepdim=True) * (column / math.sqrt(len(row))) + bias
+            column *= torch.linspace(0.5, 2, len(column)) / math.sqrt(len(row))  # the outputs of ranks differ in size
+            self._weights[key] = (row, column)
+            out = (x * row).sum(-1, keepdim=True) * column + bias * (key != self._absorbed)
         else:
             out = forward(x, *args)
         self._calls.append((key, x, out))
@@ -190,6 +213,10 @@ class Trial:
                 norms[key] = NormCut(values, unit.copies, eps)
                 return _take(outputs, -1, values)
         raise UnprovenError(f"the input of '{key}' is no part of that of the whole model")
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex64 if dtype.is_complex else torch.float32
 
 
 def _has_tensors(module: nn.Module) -> bool:
