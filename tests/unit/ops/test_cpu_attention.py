@@ -74,6 +74,12 @@ def test_every_head_shape_equals_the_reference(make: MakeBackend, heads: tuple[i
     compare(make, make_spec(heads=heads[0], kv_heads=heads[1], dim=dim), MIXES["mixed"])
 
 
+@pytest.mark.parametrize(("heads", "dim"), [(72, 576), (40, 288)])  # 72: more than the rows of a tile
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_latents_equal_the_reference(make: MakeBackend, heads: int, dim: int, dtype: torch.dtype) -> None:
+    compare(make, make_spec(heads=heads, kv_heads=1, dim=dim), [SeqShape(0, 7), SeqShape(260, 1)], dtype=dtype)
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64])
 def test_every_block_size_equals_the_reference(make: MakeBackend, block_size: int) -> None:
     compare(make, make_spec(), MIXES["mixed"] + MIXES["decode"], block_size=block_size)

@@ -47,6 +47,7 @@ def test_levels_with_fused_operations_have_equal_bits(name: str, dtype: torch.dt
         (6, 2, 36, None, None),
         (64, 8, 64, 128, None),
         (3, 3, 96, None, None),
+        (4, 1, 576, None, None),
     ],
 )
 def test_the_error_is_that_of_torch(
@@ -56,7 +57,8 @@ def test_the_error_is_that_of_torch(
     got, (q, k, v) = attend_to_prompt(spec, level, 500, dtype)
     exact = expected(spec, q.double(), k.double(), v.double())
     of_torch = expected(spec, q, k, v)
-    assert error(got, exact) <= 1.1 * error(of_torch, exact) + 5e-7
+    in_order = 2e-9 * max(dim, 256)  # the kernel adds products of all dimensions in order, torch those of parts
+    assert error(got, exact) <= 1.1 * error(of_torch, exact) + in_order
 
 
 def expected(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
