@@ -55,7 +55,7 @@ def test_only_calls_of_custom_tools_have_an_input(inputs, data):
         f'<tool_call>{{"name": "{name}", "arguments": {json.dumps({"input": text})}}}</tool_call>'
         for name, text in inputs
     )
-    calls = TOOL_PARSERS["hermes"].parser_type(numbered_ids(), frozenset("fg"))
+    calls = TOOL_PARSERS["hermes"].parser_type(numbered_ids(), {"f": {}, "g": {}})
     parser = OutputParser(calls=calls, custom_tools=frozenset("f"))
     parts = [*(part for piece in split(answer, data) for part in parser.push(piece)), *parser.finish()]
     read = [(c.name, c.is_custom, c.arguments) for c in join_events(parts).calls]

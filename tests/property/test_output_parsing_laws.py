@@ -11,23 +11,32 @@ from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
 from octavo_server.output_parsing.tool_use import NamedToolParser, RequiredToolParser
 from octavo_testing.parsing import numbered_ids, parse_chunks
 
-NAMES = frozenset({"f", "g"})
+TOOLS = {"f": {}, "g": {}}
 FRAGMENTS = (
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"),
     *("<|python_start|>", "<|python_end|>", '{"name": "f", "arguments": ', '{"name": "g", "parameters": ', '"name"'),
     *('{"a": 1}', "{", "}", "[", "]", "(", ")", '"', "'", "\\", ",", ":", ";", "=", "\n", " ", "f", "g(", "a=", "1"),
+    *(
+        "<function=f>",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
+        "<arg_key>a</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ),
     *("null", "é", "\x01", '"arguments": {', "[f(a='x', ", "Hello. "),
 )
 ANSWERS = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 BESIDE_FORMATS = {
     f"{name} beside a format": lambda parser=parser.parser_type: parser(
-        numbered_ids(), NAMES, frozenset(notation.marker or "{" for notation in parser.notations)
+        numbered_ids(), TOOLS, frozenset(notation.marker or "{" for notation in parser.notations)
     )
     for name, parser in TOOL_PARSERS.items()
 }
 PARSERS = {
     **BESIDE_FORMATS,
-    **{name: lambda parser=parser: parser.parser_type(numbered_ids(), NAMES) for name, parser in TOOL_PARSERS.items()},
+    **{name: lambda parser=parser: parser.parser_type(numbered_ids(), TOOLS) for name, parser in TOOL_PARSERS.items()},
     "required": lambda: RequiredToolParser(numbered_ids()),
     "named": lambda: NamedToolParser(numbered_ids(), "f"),
     "open reasoning": lambda: ReasoningParser(is_open=True),
@@ -61,7 +70,7 @@ def test_every_generated_word_is_in_some_event(name, words):
 @given(
     calls=st.lists(
         st.tuples(
-            st.sampled_from(sorted(NAMES)),
+            st.sampled_from(sorted(TOOLS)),
             st.dictionaries(
                 st.text(min_size=1), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)
             ),

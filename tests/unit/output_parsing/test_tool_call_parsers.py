@@ -9,7 +9,7 @@ from octavo_server.output_parsing.tool_call_formats import TOOL_PARSERS
 from octavo_server.output_parsing.tool_use import NamedToolParser, RequiredToolParser
 from octavo_testing.parsing import assert_same_for_all_splits, numbered_ids, parse_chunks
 
-NAMES = frozenset({"f", "g"})
+TOOLS = {"f": {}, "g": {}}
 F, G = ("f", {"a": 1}), ("g", {})
 
 #: format -> answer -> (text, calls with parsed arguments)
@@ -128,7 +128,7 @@ def cases(table):
 
 def read(name, text):
     parser = TOOL_PARSERS[name]
-    parts = assert_same_for_all_splits(lambda: parser.parser_type(numbered_ids(), NAMES), text)
+    parts = assert_same_for_all_splits(lambda: parser.parser_type(numbered_ids(), TOOLS), text)
     return join_events(parts)
 
 
@@ -172,7 +172,7 @@ def test_named_answer_gives_its_arguments(answer, arguments):
 def test_unfinished_starts_of_calls_are_reparsed_only_up_to_a_limit(name, beginning):
     call = {"hermes": '<tool_call>{"name": "f"}</tool_call>', "llama3_json": '{"name": "f", "parameters": {}}'}[name]
     for num, num_calls in ((10, 1), (1000, 0)):
-        parser = TOOL_PARSERS[name].parser_type(numbered_ids(), NAMES)
+        parser = TOOL_PARSERS[name].parser_type(numbered_ids(), TOOLS)
         joined = join_events(parse_chunks(parser, [beginning * num, call]))
         assert len(joined.calls) == num_calls
         assert joined.text == beginning * num + ("" if num_calls else call)

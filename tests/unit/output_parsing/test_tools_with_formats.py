@@ -30,6 +30,11 @@ def test_answers_fit_their_schemas(mode, names, format_name):
     check(names, mode=mode, format_name=format_name, parser="hermes", num_random=2)
 
 
+@pytest.mark.parametrize("mode", ["required", "named"])
+def test_forced_calls_are_json_for_a_parser_of_tags(mode):
+    check(["a list"], mode=mode, format_name=None, parser="glm45", num_random=2)
+
+
 @pytest.mark.parametrize("format_name", ["texts like markers", "a call within", "a call's own keys", "anything"])
 @pytest.mark.parametrize("parser", ["hermes", "mistral", "llama3_json"])
 def test_a_format_that_looks_like_calls_stays_text(parser, format_name):
@@ -112,8 +117,9 @@ def test_one_call_only_ends_the_answer_after_one_call():
         ToolSettings(),
         ToolSettings(tool_call_parser="hermes"),
         ToolSettings(tool_call_parser="pythonic", enable_auto_tool_choice=True),
+        ToolSettings(tool_call_parser="qwen3_coder", enable_auto_tool_choice=True),
     ],
-    ids=["no parser", "auto is off", "a notation without a grammar"],
+    ids=["no parser", "auto is off", "a notation without a grammar", "tags"],
 )
 def test_where_no_grammar_of_calls_is_known_the_format_stands_alone(settings):
     use = tool_use([TOOL], None, parallel=None, settings=settings, answer=FORMAT)

@@ -11,6 +11,26 @@ from octavo_operator.spec.pod_template import PodTemplate
 
 Tokens = Annotated[int, Field(ge=1, le=16777216)]
 ExtraArgs = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=64)]
+ToolCallParser = Literal[
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+    "mimo",
+    "step3p5",
+    "seed_oss",
+    "glm45",
+    "glm47",
+    "poolside_v1",
+    "hy_v3",
+    "minimax_m2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "step3",
+    "minicpm5",
+]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 #: Pattern of flags that `extraArgs` may not contain: a field of the spec stands for them, or the operator sets them.
 RESERVED_FLAGS = (
@@ -88,7 +108,7 @@ class Engine(SpecPart):
     kv_cache_memory: Quantity | None = None
     swap_space: Quantity | None = None
     prefix_caching: bool | None = None
-    tool_call_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
+    tool_call_parser: ToolCallParser | None = None
     reasoning_parser: Literal["deepseek_r1", "qwen3"] | None = None
     extra_args: ExtraArgs = ()
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()

@@ -7,7 +7,7 @@ of a call is kept, so that it can be emitted as text if it turns out not to be a
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 from octavo_server.output_parsing.events import OutputEvent, merge_adjacent
@@ -113,21 +113,26 @@ class StreamingParser(ABC):
     def emit_text_until(self, *markers: str) -> Steps[str]:
         """Emit the text before the first of `markers`; consume and return that marker, whose text is kept. Return "" if
         the text ends without a marker."""
+        if self._num_reread <= MAX_REREAD:
+            return (yield from self.send_until(self.emit_text, *markers))
+        yield from self.emit_rest_as_text()
+        return ""
+
+    def send_until(self, send: Callable[[str], None], *markers: str) -> Steps[str]:
+        """Do as `emit_text_until`, but give the text to `send`."""
         pattern = re.compile("|".join(map(re.escape, markers)))
-        while self._num_reread <= MAX_REREAD:
+        while True:
             match = pattern.search(self._buffer, self._pos)
             end = match.start() if match else len(self._buffer) - self._held_back(markers)
-            self.emit_text(self._buffer[self._pos : end])
+            send(self._buffer[self._pos : end])
             self._pos = self._kept = end
             if match:
                 self._pos = match.end()
                 return match.group()
             if not (yield from self.wait_for_text()):
-                self.emit_text(self._buffer[self._pos :])
+                send(self._buffer[self._pos :])
                 self._pos = self._kept = len(self._buffer)
                 return ""
-        yield from self.emit_rest_as_text()
-        return ""
 
     def emit_rest_as_text(self) -> Steps[None]:
         while True:

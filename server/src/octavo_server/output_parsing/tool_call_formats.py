@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from octavo_server.output_parsing.pythonic import PythonicParser
 from octavo_server.output_parsing.streaming_parser import Steps
+from octavo_server.output_parsing.tagged import TAGGED, tagged_parser
 from octavo_server.output_parsing.tool_call_parser import ARGUMENT_KEYS, ToolCallParser
 from octavo_server.output_parsing.tool_grammar import CallNotation, json_call
 
@@ -57,7 +58,7 @@ class Llama3JsonParser(ToolCallParser):
 
     def _is_call_ahead(self) -> Steps[bool]:
         """Return whether the text continues with a call of a tool, at the first character that decides it."""
-        names = [f'"{name}"' for name in self.tool_names]
+        names = [f'"{name}"' for name in self.tools]
         for expected in (["{"], ['"name"'], [":"], names, [","], [f'"{KEY}"']):
             yield from self.skip_space()
             for token in expected:
@@ -72,7 +73,7 @@ class Llama3JsonParser(ToolCallParser):
     def _call(self, any_name_allowed: bool) -> Steps[bool]:
         is_call = yield from self.parse_json_call(
             accepts_key=_KEYS.__contains__,
-            accepts_name=lambda name: any_name_allowed or name in self.tool_names,
+            accepts_name=lambda name: any_name_allowed or name in self.tools,
             needs_arguments=True,
         )
         if is_call:
@@ -188,4 +189,5 @@ TOOL_PARSERS = {
     "llama3_json": ToolCallFormat(Llama3JsonParser),
     "mistral": ToolCallFormat(MistralParser, new_mistral_id),
     "pythonic": ToolCallFormat(PythonicParser),
+    **{name: ToolCallFormat(tagged_parser(*rows)) for name, rows in TAGGED.items()},
 }

@@ -6,9 +6,10 @@ the arguments generated so far. White space around calls is emitted only if text
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from octavo_server.output_parsing.events import TextDelta, ToolCallArguments, ToolCallStart
 from octavo_server.output_parsing.json_scanner import BARE_VALUE, JsonScanner
@@ -33,7 +34,8 @@ class _JsonCall:
 class ToolCallParser(StreamingParser):
     """`markers`: strings that stand around calls; the detokenizer must keep those of them that are special tokens.
     `notations`: how a grammar writes calls; none if that is unknown. `beginnings`: an answer of calls begins with one
-    of these strings, any other answer is text; None: calls may appear anywhere."""
+    of these strings, any other answer is text; None: calls may appear anywhere. `tools`: name of each tool -> schema of
+    its arguments."""
 
     markers: ClassVar[tuple[str, ...]] = ()
     notations: ClassVar[tuple[CallNotation, ...]] = ()
@@ -41,13 +43,13 @@ class ToolCallParser(StreamingParser):
     def __init__(
         self,
         new_id: Callable[[], str],
-        tool_names: frozenset[str] = frozenset(),
+        tools: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
         beginnings: frozenset[str] | None = None,
     ) -> None:
         super().__init__()
         self.num_calls = 0
         self.has_text = False
-        self.tool_names = tool_names
+        self.tools = tools
         self.is_whole = beginnings is not None
         self._beginnings = beginnings or frozenset()
         self._new_id = new_id

@@ -45,7 +45,7 @@ class NamedToolParser(ToolCallParser):
     """Parses an answer that a grammar forces to be the JSON object of the arguments of the tool `name`."""
 
     def __init__(self, new_id: Callable[[], str], name: str) -> None:
-        super().__init__(new_id, frozenset({name}))
+        super().__init__(new_id)
         self._name = name
 
     def parse_calls(self) -> Steps[None]:
@@ -118,7 +118,8 @@ class ToolUse:
         if self.mode == "auto":
             assert self.call_format is not None
             beginnings = None if self.answer is None else frozenset(n.marker or "{" for n in self._notations)
-            return self.call_format.parser_type(new_id, frozenset(f["name"] for f in self._functions), beginnings)
+            tools = {f["name"]: f.get("parameters") or {} for f in self._functions}
+            return self.call_format.parser_type(new_id, tools, beginnings)
         return None
 
     @property
