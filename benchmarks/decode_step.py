@@ -44,7 +44,7 @@ class Cpu(CpuDevice):
     """A CPU that shows its recordings."""
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> RecordedSteps:
-        self.graphs = RecordedSteps(model.forward)
+        self.graphs = RecordedSteps(model.forward, model.constants())
         return self.graphs
 
 

@@ -40,7 +40,8 @@ FROM dependencies AS kernels
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY engine/src/octavo_engine/ops/native octavo_engine/ops/native
 COPY engine/src/octavo_engine/ops/cpu_level.py engine/src/octavo_engine/ops/native_library.py \
-     engine/src/octavo_engine/ops/prebuilt.py engine/src/octavo_engine/ops/recording.py octavo_engine/ops/
+     engine/src/octavo_engine/ops/prebuilt.py engine/src/octavo_engine/ops/recording.py \
+     engine/src/octavo_engine/ops/recording_pool.py octavo_engine/ops/
 RUN python -m octavo_engine.ops.prebuilt /opt/kernels
 
 FROM ${BASE} AS sources

@@ -9,7 +9,7 @@ import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
 from octavo_engine.ops.native_library import native_library
-from octavo_engine.ops.recording import Pool
+from octavo_engine.ops.recording_pool import Pool
 from octavo_engine.sources.model_config import load_model_config
 from octavo_engine.sources.resolve import resolve_model
 from octavo_engine.text.tokenizer import load_tokenizer
@@ -73,9 +73,10 @@ def crowd_settings(blocks: int, max_num_seqs: int = 64) -> dict[str, Any]:
     return {"num_gpu_blocks_override": blocks, "max_num_seqs": max_num_seqs, "swap_space": 0.05}
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_tiny_models(name: str, tmp_path: Path, threads: int) -> None:
-    pair = Pair.open(make_long_tiny(name, tmp_path, max_model_len=LONGEST), **crowd_settings(4000))
+@pytest.mark.parametrize(("name", "impl"), [*((name, "octavo") for name in TINY), ("gemma3", "transformers")])
+def test_tiny_models(name: str, impl: str, tmp_path: Path, threads: int) -> None:
+    folder = make_long_tiny(name, tmp_path, max_model_len=LONGEST)
+    pair = Pair.open(folder, **crowd_settings(4000), model_impl=impl)
     replayed = run_crowd(pair, steps=STEPS, most_rows=64, longest=3700, vocab=VOCAB)
     assert replayed > STEPS / 4
 
@@ -87,12 +88,25 @@ def test_smollm2(threads: int) -> None:
     assert replayed > STEPS / 4
 
 
-def test_64_rows_over_and_over(tmp_path: Path) -> None:
-    pair = Pair.open(make_long_tiny("llama", tmp_path, max_model_len=LONGEST), **crowd_settings(4000))
+@pytest.mark.parametrize("name", ["llama", "cohere2"])
+def test_64_rows_over_and_over(name: str, tmp_path: Path) -> None:
+    pair = Pair.open(make_long_tiny(name, tmp_path, max_model_len=LONGEST), **crowd_settings(4000))
     for seq_id in range(64):
         pair.add(seq_id, [(seq_id * 31 + i) % 250 + 3 for i in range(4 + 5 * seq_id)])
     for at in range(STEPS):
         pair.decode(list(range(64 - at % 3)))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "glm4", "olmo3", "cohere2"])
+def test_each_number_of_rows_of_a_model_by_transformers(name: str, tmp_path: Path) -> None:
+    folder = make_long_tiny(name, tmp_path, max_model_len=LONGEST)
+    pair = Pair.open(folder, **crowd_settings(2000), model_impl="transformers")
+    for seq_id in range(64):
+        pair.add(seq_id, [(seq_id * 31 + i) % 250 + 3 for i in range(4 + seq_id)])
+    for _ in range(4):
+        for rows in range(1, 65):
+            pair.decode(list(range(rows)))
+    assert pair.eager.model.forwards - pair.recorded.model.forwards == 2 * 64
 
 
 def test_a_context_grows_between_replays(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class ShownDevice(CpuDevice):
     graphs: RecordedSteps | None = None
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
-        self.graphs = RecordedSteps(model.forward)
+        self.graphs = RecordedSteps(model.forward, model.constants())
         return self.graphs
 
 
@@ -97,7 +97,8 @@ class ShownModel:
         self._model = model
         self.seen: Tensor | None = None
         self.positions: Tensor | None = None
-        self.waits_for_device = model.waits_for_device
+        self.waiting_operator = model.waiting_operator
+        self.constants = model.constants
         self.forwards = 0
         self.before: Callable[[Tensor], object] | None = None
 

@@ -22,7 +22,8 @@ VOCAB = 50
 class Counting:
     """A model that predicts `id + 1`; `fail_on` raises for an input id, `poison` makes its logits NaN."""
 
-    waits_for_device = False
+    waiting_operator = None
+    tower = None
 
     def __init__(self) -> None:
         self.fail_on = -1
@@ -35,6 +36,12 @@ class Counting:
         if (inputs == self.fail_on).any():
             raise self.failure
         return inputs[:, None].float()
+
+    def constants(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError("it has no images")
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.head_rows.append(len(hidden))

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from octavo_engine import LLM, SamplingParams
+from octavo_engine.devices.device import CpuDevice
+from octavo_engine.devices.recorded_steps import MOST_BYTES
 from octavo_engine.models import registry, transformers_support
 from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
 from octavo_engine.models.transformers_decoder import TransformersDecoder
 from octavo_engine.models.transformers_layers import RowExperts, RowLinear
 from octavo_engine.ops.cpu_attention import CpuBackend
-from octavo_engine.runner.memory_plan import planned_weights_bytes
+from octavo_engine.runner.memory_plan import plan_memory, planned_weights_bytes
 from octavo_engine.settings.config import EngineConfig
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.sources.model_config import OWN, context_length, load_model_config
@@ -186,6 +188,20 @@ def test_the_start_ends_if_a_first_step_fails(monkeypatch: pytest.MonkeyPatch) -
         load_dummy(build(config_of("granite", "GraniteForCausalLM")))
 
 
+def test_an_operator_that_waits_for_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device has no values, so that only the first step shows it."""
+
+    def waiting(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x if x.is_meta or len(torch.where(x > 1)[0]) else 2 * x
+
+    model = build(config_of("granite", "GraniteForCausalLM"))
+    load_dummy(model)
+    assert model.waiting_operator is None
+    monkeypatch.setattr(GraniteMLP, "forward", waiting)
+    load_dummy(model := build(config_of("granite", "GraniteForCausalLM")))
+    assert model.waiting_operator == "aten.nonzero.default"
+
+
 def test_a_linear_layer_whose_weight_is_read_stays_transformers_own() -> None:
     """The router reads the type of its weight."""
     config = config_of("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2)
@@ -321,7 +337,7 @@ def test_a_call_with_other_heads_never_reaches_the_kernel(folder: Callable[[str]
         driver.feed({0: [8]})
 
 
-def test_decode_steps_are_eager_with_one_log_line(
+def test_decode_steps_are_recorded_and_their_memory_is_planned(
     folder: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -329,10 +345,17 @@ def test_decode_steps_are_eager_with_one_log_line(
     pair.add(0, list(range(3, 15)))
     for _ in range(5):
         pair.decode([0])
-    declined = [r for r in caplog.messages if "not recorded" in r]
-    assert len(declined) == 1
+    assert pair.eager.model.forwards - pair.recorded.model.forwards == 3
+    assert not [r for r in caplog.messages if "not recorded" in r]
     loaded = [r for r in caplog.messages if "GraniteForCausalLM is run by transformers" in r]
     assert len(loaded) == 2  # a line for each of the pair's models
+    config = load_model_config(resolve_model(str(folder("granite"))))
+    device, settings = CpuDevice(), EngineConfig(num_gpu_blocks_override=8, max_model_len=LENGTH)
+    eager, recorded = (
+        plan_memory(replace(settings, enforce_eager=each), device, complete_config(config, "auto")).model.reserve_bytes
+        for each in (True, False)
+    )
+    assert recorded - eager == MOST_BYTES
 
 
 def test_an_exception_in_a_familys_code_fails_only_its_step(

@@ -9,9 +9,11 @@ import pytest
 import torch
 from octavo_engine.ops.gather import gather_rows
 from octavo_engine.ops.native_library import KERNEL_ARGUMENTS, native_library
-from octavo_engine.ops.recording import Pool, Recording, record, recordable
+from octavo_engine.ops.recording import Recording, WaitWatch, record, recordable
+from octavo_engine.ops.recording_pool import Pool
 from octavo_engine.ops.rope import rotate_
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def test_pieces_return_when_their_last_view_is_gone() -> None:
@@ -163,20 +165,100 @@ VIEWS: dict[str, Callable[[Tensor], object]] = {
     "no-op": lambda x: x.to(torch.float32).contiguous().flatten(),
     "slice": lambda x: x[2:, None].transpose(0, 1),
 }
+
+
+def with_change(x: Tensor, change: Callable[[Tensor], object]) -> Tensor:
+    change(x)
+    return x
+
+
+#: What operators of torch compute from 8 values.
+COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
+    "copy": lambda x: x * 1.0,
+    "dtype": lambda x: x.to(torch.bfloat16),
+    "strided": lambda x: x.view(2, 4).t() * 2,
+    "several-results": lambda x: x.topk(3).values.sort().values[1:],
+    "list": lambda x: torch.cat([x, x[:3] + 1]),
+    "index": lambda x: x[(x[:2] * 0).long()],
+    "in-place": lambda x: (x * 2).add_(x).clamp_(max=9),
+    "out": lambda x: torch.add(x, x, out=torch.empty(8)),
+    "zeros": lambda x: torch.zeros(2, 3).index_add_(0, torch.arange(2), x[:6].view(2, 3)),
+    "filled": lambda x: torch.empty(3).fill_(2.0) + x[0],
+    "constant": lambda x: torch.tensor([1.0, 2.0]).mul(x[:2]),
+    "weight": lambda x: F.linear(x[None, :2], WEIGHT.view(3, 2)),
+    "mask": lambda x: x.masked_fill(x > 3, 0.0),
+    "turned": lambda x: (x.view(2, 4) + 1).t_() * 2,
+    "partly-complex": lambda x: torch.view_as_complex(x.view(4, 2)).mul(1j).real.contiguous(),
+    "empty-part": lambda x: torch.cat([x.view(2, 4) * 2, (x.view(2, 4) + 1)[:, 4:]], -1),
+    "empty-result": lambda x: torch.cat([x, x[8:] * 2]),
+    "overlapping": lambda x: x[:1].expand(3) + x[:3],
+    "view-changed": lambda x: with_change(x + 1, lambda y: y.view(2, 4)[0].zero_()) * 2,
+    "item-set": lambda x: with_change(x * 2, lambda y: y.__setitem__(torch.tensor([1, 2]), x[:2])) + 1,
+    "numbers": lambda x: -(torch.sub(x, 1.5, alpha=2) * 3 + torch.tensor(0.5)) + (x.long() - 2),
+    "no-dropout": lambda x: F.dropout(x + 1, 0.5, training=False),
+}
+#: Operators that a replay could not repeat.
 OTHERS: dict[str, tuple[str, Callable[[Tensor], object]]] = {
-    "copy": ("aten.mul.Tensor", lambda x: x * 1.0),
-    "in-place": ("aten.add_.Tensor", lambda x: x.add_(1)),
-    "out": ("aten.add.out", lambda x: torch.add(x, x, out=torch.empty(8))),
-    "zeros": ("aten.zeros.default", lambda x: torch.zeros(3)),
-    "filled": ("aten.fill_.Scalar", lambda x: torch.empty(3).fill_(0.0)),
-    "constant": ("aten.lift_fresh.default", lambda x: torch.tensor([1.0])),
+    "input": ("aten.add_.Tensor", lambda x: x.add_(1)),
+    "list": ("Tensor.tolist", lambda x: (x + 1).tolist()),
+    "array": ("Tensor.numpy", lambda x: (x + 1).numpy()),
+    "array-protocol": ("Tensor.__array__", lambda x: np.asarray(x)),
     "value": ("aten._local_scalar_dense.default", lambda x: x[0].item()),
+    "branch": ("aten._local_scalar_dense.default", lambda x: 1 if x[0] > 1 else 2),
+    "comparison": ("aten.equal.default", lambda x: x.equal(x)),
+    "nonzero": ("aten.nonzero.default", lambda x: x.nonzero()),
+    "where": ("aten.nonzero.default", lambda x: torch.where(x > 2)),
+    "masked": ("aten.index.Tensor", lambda x: x[x > 2]),
+    "masked-set": ("aten.index_put_.default", lambda x: with_change(x + 1, lambda y: y.__setitem__(y > 2, x[2:]))),
+    "conjugate": ("aten.clone.default", lambda x: torch.view_as_complex(x.view(4, 2)).conj().clone()),
+    "negative": ("aten.clone.default", lambda x: torch._neg_view(x).clone()),
+    "counts": ("aten.bincount.default", lambda x: x.long().bincount()),
+    "random": ("aten.rand.default", lambda x: torch.rand(3)),
+    "random-in-place": ("aten.bernoulli_.float", lambda x: torch.empty(3).bernoulli_(0.5)),
     "other-memory": ("aten.view.default", lambda x: UNKNOWN.view(2, 1)),
-    "dtype": ("aten._to_copy.default", lambda x: x.to(torch.bfloat16)),
     "index": ("aten.index.Tensor", lambda x: x[INDEX]),
     "set": ("aten.set_.source_Tensor", lambda x: torch.empty(3).set_(UNKNOWN)),
+    "resized": ("aten.add.out", lambda x: torch.add(x, x, out=torch.empty(0))),
+    "new-statistics": (
+        "aten._native_batch_norm_legit.default",
+        lambda x: torch.native_batch_norm(x.view(2, 4), None, None, torch.zeros(4), torch.ones(4), True, 0.1, 1e-5),
+    ),
+    "layout": ("aten.to_mkldnn.default", lambda x: x.to_mkldnn()),
 }
-UNKNOWN, INDEX = torch.ones(2), torch.tensor([1, 3])
+UNKNOWN, INDEX, WEIGHT = torch.ones(2), torch.tensor([1, 3]), torch.arange(6.0)
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_operators_are_repeated_over_other_values(name: str, has_gradients: bool) -> None:
+    """The first results have been released, and their memory overwritten; only that of the last one is read again."""
+    x, pool = torch.arange(8.0), Pool()
+    with torch.inference_mode(not has_gradients):
+        with record(pool, x, WEIGHT) as recording:
+            found = COMPUTED[name](x)
+        assert recording.refused is None
+        assert found.equal(COMPUTED[name](x))
+        x.copy_(torch.tensor([5.0, 3.0, 7.0, 1.0, 2.5, 0.5, 6.0, 4.0]))
+        pool.fill(0xFF)
+        recording.replay()
+        want = COMPUTED[name](x)
+    assert found.equal(want)
+    assert found.stride() == want.stride()
+
+
+def test_operators_and_kernels_keep_their_order_and_reuse_memory() -> None:
+    x, pool, seen = torch.ones(1000), Pool(), list[float]()
+    look = recordable(lambda address: seen.append(ctypes.c_float.from_address(address).value))
+    with record(pool, x) as recording:
+        y = x
+        for _ in range(20):
+            y = y * 2
+            look(y.data_ptr())
+    assert recording.num_operators == 20
+    assert pool.used_bytes < 3 * 4096
+    x.fill_(3.0)
+    recording.replay()
+    assert seen == [2.0**i for i in range(1, 21)] + [3 * 2.0**i for i in range(1, 21)]
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -188,19 +270,29 @@ def test_views_may_be_replayed(name: str) -> None:
     assert recording.refused is None
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_operators_are_named(name: str) -> None:
+def test_operators_that_cannot_be_repeated_are_named(name: str, has_gradients: bool) -> None:
     operator, work = OTHERS[name]
     x = torch.arange(8.0)
-    with record(Pool(), x) as recording:
+    with torch.inference_mode(not has_gradients), record(Pool(), x) as recording:
         work(x)
     assert recording.refused == operator
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    ("operator", "work"),
+    [
+        ("aten.nonzero.default", lambda x: torch.where(x > 2)),
+        ("aten._to_copy.default", lambda x: x.to("meta")),
+        ("aten.copy_.default", lambda x: x.new_empty(8, device="meta").copy_(x, non_blocking=True)),
+        (None, lambda x: x.to(torch.bfloat16).copy_(x + 1)),
+    ],
+    ids=["values", "copy", "copy-in-place", "none"],
+)
 @torch.inference_mode()
-def test_other_operators_are_refused_without_gradients(name: str) -> None:
-    x = torch.arange(8.0)
-    with record(Pool(), x) as recording:
-        OTHERS[name][1](x)
-    assert recording.refused is not None
+def test_an_operator_for_which_the_host_waits_is_named(operator: str | None, work: Callable[[Tensor], object]) -> None:
+    """The meta device stands for a GPU."""
+    with WaitWatch() as watch:
+        work(torch.arange(8.0))
+    assert watch.operator == operator

@@ -104,7 +104,7 @@ def test_steps_of_several_ranks_run_without_graphs_and_none_is_ahead(monkeypatch
     monkeypatch.setattr(torch.cuda, "set_device", lambda chosen: None)
     gpu, config = CudaDevice(1), EngineConfig(tensor_parallel_size=2)
     gpu.prepare(config)
-    model: Any = SimpleNamespace(waits_for_device=False, forward=None)
+    model: Any = SimpleNamespace(waiting_operator=None, forward=None)
     limits = StepLimits(max_num_seqs=4, max_model_len=64, table_width=4)
     assert gpu.step_graphs(model, limits) is None
     assert steps_ahead(config, "cuda") == 0

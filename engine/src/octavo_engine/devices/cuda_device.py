@@ -304,8 +304,8 @@ class CudaDevice:
         return self._input_copy
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> GraphedSteps | None:
-        if model.waits_for_device:
-            _LOGGER.info("steps run without CUDA graphs: this model reads values from the GPU in each layer")
+        if model.waiting_operator is not None:
+            _LOGGER.info("steps run without CUDA graphs: the host waits for results of %s", model.waiting_operator)
             return None
         if self.num_ranks > 1:
             _LOGGER.info("steps run without CUDA graphs: they are not supported with several ranks yet")

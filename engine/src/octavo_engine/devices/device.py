@@ -193,7 +193,7 @@ class CpuDevice:
         return None
 
     def step_graphs(self, model: RunnableModel, limits: StepLimits) -> StepGraphs:
-        return RecordedSteps(model.forward)
+        return RecordedSteps(model.forward, model.constants())
 
     def fetch(self) -> Fetch:
         return fetch_now

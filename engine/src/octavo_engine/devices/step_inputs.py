@@ -1,6 +1,6 @@
 """A step's forward pass: its inputs, its size limits, the model that computes it, and the graphs that replay it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -118,8 +118,12 @@ class RunnableModel(Protocol):
     tower: Tower | None
 
     @property
-    def waits_for_device(self) -> bool:
-        """True if `forward` reads values that a GPU computes: such steps can't be CUDA graphs."""
+    def waiting_operator(self) -> str | None:
+        """The first operator of `forward` for whose values the host waits: such steps can't be CUDA graphs."""
+        ...
+
+    def constants(self) -> Iterable[Tensor]:
+        """Return tensors that keep their addresses and values from step to step."""
         ...
 
     def forward(self, inputs: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor: ...

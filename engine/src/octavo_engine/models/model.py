@@ -42,8 +42,10 @@ class Model(nn.Module):
     #: Endings of the names of unused tensors in old checkpoints.
     ignored: ClassVar[tuple[str, ...]] = ("rotary_emb.inv_freq",)
 
-    #: `forward` waits for values that a GPU computes, so its steps cannot be captured as CUDA graphs.
-    waits_for_device: ClassVar[bool] = False
+    #: `forward` calls operators of torch, so that recorded steps take more memory.
+    calls_torch: ClassVar[bool] = False
+    #: The first operator of `forward` for whose values the host waits: such steps cannot be captured as CUDA graphs.
+    waiting_operator: str | None = None
 
     embedding: Embedding
     head: LogitsHead | None  # None: the model returns hidden rows, or this is a later stage
@@ -59,6 +61,11 @@ class Model(nn.Module):
         `inputs`: token ids, or embedding rows, which are not modified; later stages ignore them.
         """
         raise NotImplementedError
+
+    def constants(self) -> Iterable[Tensor]:
+        """Return the tensors of all modules, which operators of torch may read in recorded steps."""
+        held = ({**vars(each), **each._parameters, **each._buffers}.values() for each in self.modules())
+        return (x for x in chain.from_iterable(held) if isinstance(x, Tensor))
 
     def logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         assert self.head is not None, "an embedding model has no logits"

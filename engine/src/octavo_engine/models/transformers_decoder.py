@@ -53,6 +53,7 @@ from octavo_engine.models.transformers_weights import (
     plain_slots,
 )
 from octavo_engine.ops.attention import AttentionSpec, ForwardContext, LayerKVSpec
+from octavo_engine.ops.recording import WaitWatch
 from octavo_engine.settings.records import ModelConfig
 from octavo_engine.wire.errors import StartupError, first_line
 
@@ -69,7 +70,7 @@ class _Rows(nn.Module):
 
 
 class TransformersDecoder(Model):
-    waits_for_device: ClassVar[bool] = True  # the code of a family may
+    calls_torch: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(with_dimensions(config), build)
@@ -152,8 +153,9 @@ class TransformersDecoder(Model):
         super().finish_loading(check)
         if self.build.group.size > 1:  # ranks end their loading at different times, and a step exchanges values
             return
-        with _refusing(self.config.architecture, "its first step fails"):
+        with _refusing(self.config.architecture, "its first step fails"), WaitWatch() as watch:
             specs = record_attention(self.base, self.build.device).specs
+        self.waiting_operator = watch.operator
         if specs != self.specs:
             raise refusal(self.config.architecture, "its attention on this device is another one than planned")
 

@@ -15,6 +15,7 @@ from octavo_engine.devices.cgroup import read_limits
 from octavo_engine.devices.cuda_device import graph_buckets
 from octavo_engine.devices.device import Device
 from octavo_engine.devices.memory import GIB, MIB, HostMemory, MemoryInfo, size
+from octavo_engine.devices.recorded_steps import MOST_BYTES
 from octavo_engine.layers.group_method import GroupMethod
 from octavo_engine.layers.linear import Linear
 from octavo_engine.layers.moe import Experts
@@ -202,7 +203,8 @@ def _model_memory(config: EngineConfig, device: Device, model: Model, dtype: tor
         bytes_per_block=bytes_per_block,
         reserve_bytes=device.reserve_bytes(replace(config, max_model_len=longest), model.config, dtype)
         + _experts_bytes(config, device, model)
-        + _expanded_bytes(config, model),
+        + _expanded_bytes(config, model)
+        + (MOST_BYTES if device.name == "cpu" and model.calls_torch and not config.enforce_eager else 0),
         images_bytes=_images_bytes(config, device, model, longest),
         set_kv_bytes=set_kv_bytes(config, bytes_per_block),
     )
