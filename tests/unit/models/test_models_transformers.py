@@ -16,6 +16,7 @@ from octavo_engine.devices.recorded_steps import MOST_BYTES
 from octavo_engine.models import registry, transformers_support
 from octavo_engine.models.registry import ARCHITECTURES, build_model, complete_config
 from octavo_engine.models.transformers_attention import UnsupportedAttention
+from octavo_engine.models.transformers_blocks import BlockMLP, BlockNorm
 from octavo_engine.models.transformers_decoder import TransformersDecoder
 from octavo_engine.models.transformers_layers import RowExperts, RowLinear
 from octavo_engine.ops.cpu_attention import CpuBackend
@@ -36,7 +37,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, DeepseekV3Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.models.granite.modeling_granite import GraniteForCausalLM, GraniteMLP
+from transformers.models.granite.modeling_granite import GraniteDecoderLayer, GraniteForCausalLM, GraniteMLP
 
 SIZES = {
     "vocab_size": 50,
@@ -202,6 +203,23 @@ def test_an_operator_that_waits_for_a_gpu_is_named(monkeypatch: pytest.MonkeyPat
     assert model.waiting_operator == "aten.nonzero.default"
 
 
+def test_a_block_whose_layers_are_read_stays_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = GraniteDecoderLayer.forward
+
+    def reading(self: Any, *args: Any, **keywords: Any) -> Any:
+        assert self.mlp.gate_proj is not None
+        return forward(self, *args, **keywords)
+
+    assert num_blocks(build(config_of("granite", "GraniteForCausalLM"))) == (9, 4)
+    monkeypatch.setattr(GraniteDecoderLayer, "forward", reading)
+    load_dummy(model := build(config_of("granite", "GraniteForCausalLM")))
+    assert num_blocks(model) == (0, 0)
+
+
+def num_blocks(model: TransformersDecoder) -> tuple[int, ...]:
+    return tuple(sum(isinstance(each, kind) for each in model.modules()) for kind in (BlockNorm, BlockMLP))
+
+
 def test_a_linear_layer_whose_weight_is_read_stays_transformers_own() -> None:
     """The router reads the type of its weight."""
     config = config_of("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=2)
@@ -209,7 +227,7 @@ def test_a_linear_layer_whose_weight_is_read_stays_transformers_own() -> None:
     load_dummy(model)
     kinds = {name.rpartition(".")[2]: type(module) for name, module in model.base.layers[0].named_modules()}
     assert kinds["wg"] is nn.Linear
-    assert kinds["q_proj"] is kinds["gate_proj"] is RowLinear
+    assert (kinds["q_proj"], kinds["shared_mlp"]) == (RowLinear, BlockMLP)
 
 
 def test_a_tied_head_whose_weight_is_read_stays_with_its_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,11 +384,11 @@ def test_an_exception_in_a_familys_code_fails_only_its_step(
     prompt = {"prompt_token_ids": [5, 6, 7]}
     before = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
 
-    def broken(self: Any, x: torch.Tensor) -> torch.Tensor:
+    def broken(self: Any, *args: Any, **keywords: Any) -> torch.Tensor:
         raise KeyError("a bug of the family")
 
     with monkeypatch.context() as patch:
-        patch.setattr(GraniteMLP, "forward", broken)
+        patch.setattr(GraniteDecoderLayer, "forward", broken)
         (failed,) = llm.generate(prompt, params, use_tqdm=False)
     assert failed.error_kind == "internal"
     assert "a bug of the family" in str(failed.error)

@@ -9,7 +9,7 @@ the whole model with a stub as its base, because some families scale or cap ther
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -30,8 +30,8 @@ from octavo_engine.models.transformers_latents import expands_latents, find_late
 from octavo_engine.models.transformers_layers import (
     FixedRope,
     RowExperts,
-    RowLinear,
     WeightIsReadError,
+    linears_of,
     replace_layers,
     restore,
     tie_head,
@@ -75,6 +75,15 @@ class TransformersDecoder(Model):
     def __init__(self, config: ModelConfig, build: BuildContext) -> None:
         super().__init__(with_dimensions(config), build)
         family, family_config = find_family(config)
+        with suppress(StartupError):  # the family's code may read attributes of its norms or feed-forward blocks
+            self._build(family, family_config, build, has_blocks=True)
+            return
+        self._build(family, family_config, build, has_blocks=False)
+
+    def _build(
+        self, family: type[PreTrainedModel], family_config: PreTrainedConfig, build: BuildContext, *, has_blocks: bool
+    ) -> None:
+        config = self.config
         model = self._on_meta(family, family_config)
         self.base_prefix = f"{model.base_model_prefix}."
         self.names = CheckpointNames(model)
@@ -84,7 +93,7 @@ class TransformersDecoder(Model):
         ropes = FixedRope.of_model(model)
         part = self._divide(model, build)
         with _refusing(config.architecture, "it cannot be built"), bounded_modules():
-            replace_layers(model, self.names, build, part)
+            replace_layers(model, self.names, build, part, has_blocks=has_blocks)
         self.specs = self._trace(model)
         if part.heads and part.heads != [(spec.num_heads, spec.kv.num_kv_heads) for spec in self.specs]:
             raise refusal(config.architecture, "the heads of a rank are others than planned")
@@ -134,7 +143,7 @@ class TransformersDecoder(Model):
         return self.names.given(name)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        linears = [each for each in self.modules() if isinstance(each, RowLinear)]
+        linears = [*chain.from_iterable(map(linears_of, self.modules()))]
         experts, others = (sum(isinstance(each, kind) for each in self.modules()) for kind in (RowExperts, nn.Linear))
         whole, ranks = [each for each in linears if each.spec.is_whole], self.build.group.size
         undivided = (

@@ -26,6 +26,7 @@ from octavo_engine.layers.mlp import gated_specs
 from octavo_engine.layers.moe import Experts
 from octavo_engine.layers.norm import RankNorm
 from octavo_engine.layers.shard import split_outputs, vocabulary_shares
+from octavo_engine.models.transformers_blocks import BlockMLP, block_layer
 from octavo_engine.models.transformers_latents import LatentHeads
 from octavo_engine.models.transformers_trial import Cut, HeadSizes, ModelPart
 from octavo_engine.models.transformers_weights import CheckpointNames
@@ -143,9 +144,11 @@ class FixedRope:
         self._rope.rope_type = dict.fromkeys(self._type, "default") if is_listed else "default"
 
 
-def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildContext, part: ModelPart) -> None:
+def replace_layers(
+    model: PreTrainedModel, names: CheckpointNames, build: BuildContext, part: ModelPart, *, has_blocks: bool
+) -> None:
     """Put our layers in place of all modules that have one, with this rank's part of them. Modules with another type
-    than the model's stay."""
+    than the model's stay. `has_blocks`: also in place of norms and gated feed-forward blocks."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     table = tied = getattr(embedding, "weight", None)
     modules, num_experts = [(name, module) for name, module in model.named_modules() if name], dict[str, int]()
@@ -156,9 +159,11 @@ def replace_layers(model: PreTrainedModel, names: CheckpointNames, build: BuildC
             tied = layer.weight
         elif (layer := _experts(name, module, names, build)) is not None:
             num_experts[name.rpartition(".")[0]] = len(layer.each)
+        elif has_blocks and name not in part.norms:
+            layer = block_layer(name, module, build)
         if layer is not None:
             model.set_submodule(name, layer)
-    for name, module in modules:
+    for name, module in [*model.named_modules()]:
         if type(module) is nn.Linear and module.weight.dtype == build.dtype:
             of_layer = replace(build, quantise_to=None) if _routes(name, module, num_experts) else build
             cut = _cut_head(module, build) if module is head else part.linears.get(name, Cut.whole(module))
@@ -186,6 +191,13 @@ def _replace_expansion(model: nn.Module, name: str, cut: Cut, sizes: HeadSizes, 
     linear: Any = owner._modules.pop(key)
     spec = LinearSpec(in_features=linear.in_features, outs=cut.outs, names=(name,), shard=cut.shard)
     LatentHeads(spec, build, sizes).replace_in(owner)
+
+
+def linears_of(module: nn.Module) -> list[Linear]:
+    """Return the layers that take the place of a module's linear layers, without those of experts."""
+    if isinstance(module, BlockMLP):
+        return [module.gate_up, module.down]
+    return [module] if isinstance(module, RowLinear) else []
 
 
 def restore(model: PreTrainedModel, layer: RowLinear) -> None:
