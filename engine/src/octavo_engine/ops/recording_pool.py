@@ -36,24 +36,20 @@ class Pool:
 
     def locate(self, x: Tensor) -> Callable[[], Tensor] | None:
         """Return a function that recreates `x` (contiguous) from its address; None if the pool lacks `x`."""
-        if not x.is_contiguous():
-            return None
-        bounds = ((region, x.data_ptr() - region.address) for region in self._regions)
-        for region, begin in bounds:
-            if 0 <= begin <= region.memory.nbytes - x.nbytes:
-                return partial(region.view, begin, x.dtype, x.shape)
-        return None
+        region = self._region(x.data_ptr()) if x.is_contiguous() else None
+        return None if region is None else partial(region.view, x.data_ptr() - region.address, x.dtype, x.shape)
 
     def alias(self, x: Tensor) -> Tensor:
         """Return a tensor over the memory of `x`, a view of the pool, that does not keep this memory."""
         storage = x.untyped_storage().data_ptr()  # `x.data_ptr()` is 0 if `x` is empty
-        region = next(each for each in self._regions if each.contains(storage))
+        region = self._region(storage)
+        assert region is not None, "a tensor outside the pool"
         whole = region.memory[: region.memory.nbytes // x.dtype.itemsize * x.dtype.itemsize]
         offset = (storage - region.address) // x.dtype.itemsize + x.storage_offset()
         return torch.from_numpy(whole).view(x.dtype).as_strided(x.shape, x.stride(), offset)
 
     def contains(self, address: int) -> bool:
-        return any(region.contains(address) for region in self._regions)
+        return self._region(address) is not None
 
     @property
     def used_bytes(self) -> int:
@@ -64,6 +60,9 @@ class Pool:
         """Overwrite the memory that pieces have taken, as no replay may depend on its contents."""
         for region in self._regions:
             region.memory[: region.peak] = byte
+
+    def _region(self, address: int) -> "_Region | None":
+        return next((region for region in self._regions if region.contains(address)), None)
 
 
 class _Region:
