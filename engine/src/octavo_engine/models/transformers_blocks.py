@@ -109,11 +109,13 @@ def _probe_gated(module: nn.Module, linears: Mapping[str, nn.Linear]) -> _Gated 
             weight.data = torch.randn(weight.shape, generator=draw)
         x = torch.randn(1, len(_SCALES), _SMALL, generator=draw) * torch.tensor(_SCALES)[:, None]
         found = _run(module, {}, dict(zip(names, small, strict=True)), x)
-        for activation, function in ACTIVATIONS.items():
-            with torch.inference_mode():
-                want = small[-1](act_mul(torch.cat([each(x[0]) for each in small[:-1]], -1), function))
-            if found is not None and found.shape == x.shape and _are_equal(found[0], want):
-                return _Gated(names, activation)
+        if found is None or found.shape != x.shape:
+            continue
+        with torch.inference_mode():
+            gate_up = torch.cat([each(x[0]) for each in small[:-1]], -1)
+            for activation, function in ACTIVATIONS.items():
+                if _are_equal(found[0], small[-1](act_mul(gate_up, function))):
+                    return _Gated(names, activation)
     return None
 
 
